@@ -1,0 +1,45 @@
+# The whole workflow. `make run` and `make test` are all a newcomer needs.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/installed
+
+.PHONY: run test lint fix bench docs model venv clean
+.DEFAULT_GOAL := help
+
+help:           ## list the targets
+	@grep -hE '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*## /\t/' | expand -t 12
+
+venv: $(STAMP)  ## virtual environment with everything installed
+
+$(STAMP): pyproject.toml constraints.txt native/slim.cmake
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "localllm needs Python 3.11 or newer: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing; the first time llama.cpp is compiled for this CPU: about 4 minutes on two cores, then pip keeps the wheel" >&2
+	@CMAKE_ARGS="-DLLAVA_BUILD=OFF -DCMAKE_PROJECT_llama.cpp_INCLUDE=$(CURDIR)/native/slim.cmake $(CMAKE_ARGS)" \
+	  sh native/with-progress.sh $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev]'
+	@touch $(STAMP)
+
+model: venv     ## fetch the default model (98 MB) once
+	@$(BIN)/localllm show smollm2:135m >/dev/null 2>&1 || $(BIN)/localllm pull smollm2:135m
+
+run: model      ## answer one prompt
+	@$(BIN)/localllm run smollm2:135m "Name three colours of the rainbow." -n 48 --seed 1
+
+test: model     ## all tests that need no other download
+	@$(BIN)/python -m pytest
+
+lint: venv      ## style and types
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+fix: venv       ## format, and mend what ruff can
+	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+
+bench: model    ## measure this machine: the rows of docs/benchmarks.md
+	@$(BIN)/localllm bench smollm2:135m
+
+docs: model     ## regenerate docs/cli.md and docs/config.md
+	@$(BIN)/python -m docs.generate
+
+clean:          ## remove the virtual environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,67 @@
+"""What a caller asks: frozen requests, the same for the CLI, the library and HTTP."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+Tokens: TypeAlias = Sequence[int]
+"""Token ids of one sequence, in order: shape [n_tokens]."""
+
+Message: TypeAlias = Mapping[str, Any]
+"""One chat turn in OpenAI's shape: role, content (str, None or parts), tool_calls, tool_call_id, ..."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationOptions:
+    """How to answer, whatever the prompt is.
+
+    `sampling` holds only what the caller set, keyed by the field names of `sampler.Sampling`;
+    the rest comes from the model's defaults. `max_tokens` None = what is left of the context.
+    `logprobs` None = none, k = the chosen token's and the k best alternatives' at each position.
+    """
+
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    n: int = 1
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    logprobs: int | None = None
+    ignore_eos: bool = False
+    priority: int = 0
+    client: str = ""
+
+
+def new_request_id() -> str:
+    """Return a fresh opaque id: 24 hexadecimal digits."""
+    return uuid.uuid4().hex[:24]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """A conversation for the model's chat template.
+
+    `template_kwargs` reach the template as globals (`enable_thinking`, ...). `add_generation_prompt`
+    False continues the last assistant turn where the template allows it.
+    """
+
+    messages: tuple[Message, ...]
+    options: GenerationOptions = GenerationOptions()
+    tools: tuple[Mapping[str, Any], ...] = ()
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    request_id: str = field(default_factory=new_request_id)
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """Text that is already rendered (special spellings are parsed), or token ids as they are."""
+
+    prompt: str | tuple[int, ...]
+    options: GenerationOptions = GenerationOptions()
+    request_id: str = field(default_factory=new_request_id)
+
+
+Request: TypeAlias = ChatRequest | CompletionRequest
