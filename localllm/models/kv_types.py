@@ -1,0 +1,111 @@
+"""Number types of the KV cache: their bytes, their spelling, and what each of them needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from localllm.errors import UsageError
+
+# (elements a block, bytes a block) of every type that llama.cpp's KV cache takes.
+_BLOCKS: dict[str, tuple[int, int]] = {
+    "f32": (1, 4),
+    "f16": (1, 2),
+    "bf16": (1, 2),
+    "q8_0": (32, 34),
+    "q5_1": (32, 24),
+    "q5_0": (32, 22),
+    "q4_1": (32, 20),
+    "q4_0": (32, 18),
+    "iq4_nl": (32, 18),
+}
+
+ALL_TYPES: tuple[str, ...] = tuple(_BLOCKS)
+FLAG_TYPES: tuple[str, ...] = ("f16", "q8_0", "q4_0")
+"""The types that `--kv` offers; the others are for the library and for measuring."""
+
+
+def is_quantized(kv_type: str) -> bool:
+    """Say whether values of this type come in blocks with a shared scale."""
+    return block_of(kv_type)[0] > 1
+
+
+def block_of(kv_type: str) -> tuple[int, int]:
+    """Return (elements a block, bytes a block). Raises UsageError for an unknown type."""
+    try:
+        return _BLOCKS[kv_type]
+    except KeyError:
+        raise UsageError(f"{kv_type!r} is not a KV cache type.", f"choose one of: {', '.join(_BLOCKS)}") from None
+
+
+def row_bytes(kv_type: str, n_values: int) -> int:
+    """Return the bytes of a row of `n_values`, a multiple of the type's block (rounded up if it is not)."""
+    per_block, n_bytes = block_of(kv_type)
+    return -(-n_values // per_block) * n_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KvTypes:
+    """The types of the K and of the V cache.
+
+    Raises: UsageError for a type that no cache has.
+    """
+
+    k: str = "f16"
+    v: str = "f16"
+
+    def __post_init__(self) -> None:
+        block_of(self.k)
+        block_of(self.v)
+
+    @classmethod
+    def parse(cls, text: str, allowed: tuple[str, ...] = FLAG_TYPES) -> KvTypes:
+        """Read "q8_0" (both) or "q8_0:f16" (K:V). Raises UsageError for anything else."""
+        parts = text.strip().lower().split(":")
+        if len(parts) > 2 or any(part not in allowed for part in parts):
+            raise UsageError(
+                f"{text!r} is not a KV cache type.",
+                f"--kv takes {'|'.join(allowed)}, for K and V together or apart as K:V (q8_0:f16)",
+            )
+        return cls(parts[0], parts[-1])
+
+    def __str__(self) -> str:
+        """Return the spelling that `parse` reads."""
+        return self.k if self.k == self.v else f"{self.k}:{self.v}"
+
+    @property
+    def bytes_per_k(self) -> float:
+        """Mean bytes of one value of K."""
+        return block_of(self.k)[1] / block_of(self.k)[0]
+
+    @property
+    def bytes_per_v(self) -> float:
+        """Mean bytes of one value of V."""
+        return block_of(self.v)[1] / block_of(self.v)[0]
+
+    @property
+    def needs_flash_attention(self) -> bool:
+        """A quantised V cache can only be read by flash attention."""
+        return is_quantized(self.v)
+
+    def check(self, *, head_sizes_k: Iterable[int], head_sizes_v: Iterable[int], flash_attn: bool) -> None:
+        """Refuse a combination that the engine cannot create. `flash_attn` False = switched off.
+
+        Raises: UsageError that names the ways out (a quantised V needs flash attention; blocks
+        must divide the head size).
+        """
+        if self.needs_flash_attention and not flash_attn:
+            raise UsageError(
+                f"A V cache of type {self.v} needs flash attention, which is off.",
+                f"--flash-attn on, or keep V unquantised: --kv {KvTypes(self.k, 'f16')}",
+            )
+        for side, kv_type, sizes in (("K", self.k, head_sizes_k), ("V", self.v, head_sizes_v)):
+            per_block = block_of(kv_type)[0]
+            bad = sorted({size for size in sizes if size % per_block})
+            if bad:
+                other = KvTypes("f16", self.v) if side == "K" else KvTypes(self.k, "f16")
+                raise UsageError(
+                    f"A {side} cache of type {kv_type} needs head sizes that {per_block} divides; "
+                    f"this model has {', '.join(map(str, bad))}.",
+                    f"--kv {other}, or --kv f16",
+                )
