@@ -38,11 +38,15 @@ class Queued:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """Work begins. `cached_tokens` by tier ("device", "ram", "disk"); `seed` is the one used."""
+    """Work begins. `cached_tokens` by tier ("device", "ram", "disk").
+
+    `seed` is the one used; `max_tokens` the limit of each answer, after clipping to the context.
+    """
 
     prompt_tokens: int
     cached_tokens: Mapping[str, int]
     seed: int
+    max_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,57 @@
+"""What a step costs on this machine: learned from the steps that ran, asked before the next.
+
+A step's time is kept per bucket of rows (powers of two) and of used cells (multiples of 4 096),
+as the median of the newest samples, so one disturbed step decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+_SAMPLES = 9
+_CELLS_PER_BUCKET = 4096
+
+
+class StepCost:
+    """Online table of step times. Estimates are in seconds; None = nothing known yet."""
+
+    def __init__(self) -> None:
+        self._samples: dict[tuple[int, int], deque[float]] = {}
+
+    def observe(self, n_rows: int, used_cells: int, elapsed_s: float) -> None:
+        """Learn from one step of `n_rows` rows (its time is kept per row)."""
+        key = (_row_bucket(n_rows), used_cells // _CELLS_PER_BUCKET)
+        self._samples.setdefault(key, deque(maxlen=_SAMPLES)).append(elapsed_s / n_rows)
+
+    def estimate_s(self, n_rows: int, used_cells: int) -> float | None:
+        """Return the expected time of a step, from the nearest bucket that has samples.
+
+        A bucket of fewer rows overestimates (rows get cheaper together), so a guess is cautious.
+        """
+        if not self._samples:
+            return None
+        rows, cells = _row_bucket(n_rows), used_cells // _CELLS_PER_BUCKET
+        nearest = min(self._samples, key=lambda key: (abs(key[0] - rows), abs(key[1] - cells)))
+        per_row_s = median(self._samples[nearest])
+        return per_row_s * (1 << nearest[0] if nearest[0] > rows else n_rows)
+
+    def rows_within(self, target_s: float, used_cells: int, cap_rows: int, first_guess: int) -> int:
+        """Return the largest number of rows (a power of two, or `cap_rows`) expected within `target_s`."""
+        if not self._samples:
+            return min(cap_rows, first_guess)
+        rows = cap_rows
+        while rows > 1 and (self.estimate_s(rows, used_cells) or 0.0) > target_s:
+            rows = 1 << ((rows - 1).bit_length() - 1)  # the next power of two below
+        return rows
+
+    def lone_row_share(self, n_rows: int, used_cells: int) -> float | None:
+        """Return the time of a one-row step as a share of computing `n_rows` rows at once."""
+        alone = self._samples.get((0, used_cells // _CELLS_PER_BUCKET))
+        together_s = self.estimate_s(n_rows, used_cells)
+        return median(alone) / together_s if alone and together_s else None
+
+
+def _row_bucket(n_rows: int) -> int:
+    """Return the power of two at or below `n_rows`."""
+    return n_rows.bit_length() - 1

@@ -1,0 +1,161 @@
+"""A request's events on their way to whoever reads them, by thread or by event loop; and `collect`."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from localllm import errors
+from localllm.runtime import events
+from localllm.runtime.events import Event, FinishReason, TokenLogprob, Usage
+
+
+class TokenStream:
+    """The events of one request: iterate it once, plainly or with `async for`.
+
+    The engine's thread puts, one reader takes. Leaving the iteration early, or `cancel`, stops
+    the work within one step; the stream still ends with `Done`.
+    """
+
+    def __init__(self, request_id: str, on_cancel: Callable[[], None]) -> None:
+        self.request_id = request_id
+        self._on_cancel = on_cancel
+        self._events: deque[Event] = deque()
+        self._ready = threading.Condition()
+        self._wake: Callable[[], None] | None = None
+        self._ended = False
+
+    def cancel(self) -> None:
+        """Ask for the end; safe from any thread and at any time."""
+        self._on_cancel()
+
+    def put(self, batch: Iterable[Event]) -> None:
+        """Append events (the producer's side); whatever follows the terminal event is dropped."""
+        with self._ready:
+            if self._ended:
+                return
+            self._events.extend(batch)
+            self._ended = bool(self._events) and _is_terminal(self._events[-1])
+            self._ready.notify_all()
+            wake = self._wake
+        if wake is not None:
+            wake()
+
+    def next_event(self, timeout_s: float | None = None) -> Event | None:
+        """Return the next event; None when `timeout_s` passed first."""
+        with self._ready:
+            self._ready.wait_for(lambda: self._events, timeout_s)
+            return self._events.popleft() if self._events else None
+
+    def __iter__(self) -> Iterator[Event]:
+        """Yield events up to and with the terminal one."""
+        complete = False
+        try:
+            while not complete:
+                event = self.next_event()
+                assert event is not None
+                complete = _is_terminal(event)
+                yield event
+        finally:
+            if not complete:
+                self.cancel()
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        """Yield events up to and with the terminal one, on the running event loop."""
+        loop, arrived, complete = asyncio.get_running_loop(), asyncio.Event(), False
+
+        def wake() -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(arrived.set)
+
+        with self._ready:
+            self._wake = wake
+        try:
+            while not complete:
+                arrived.clear()
+                event = self.next_event(timeout_s=0)
+                if event is None:
+                    await arrived.wait()
+                    continue
+                complete = _is_terminal(event)
+                yield event
+        finally:
+            self._wake = None
+            if not complete:
+                self.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One finished answer: its text, ids, why it ended, and log-probabilities where asked for."""
+
+    text: str
+    ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stop: str | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Everything a request gave. `seed` reproduces it; `max_tokens` is the limit that was in force."""
+
+    choices: tuple[Choice, ...]
+    usage: Usage
+    seed: int
+    max_tokens: int
+
+    @property
+    def text(self) -> str:
+        """The first choice's text."""
+        return self.choices[0].text
+
+
+def collect(stream: Iterable[Event]) -> Answer:
+    """Read events to their end and return the whole answer: what non-streaming is.
+
+    Raises: the LocalLLMError that an `Error` event tells of.
+    """
+    texts: dict[int, list[events.Token]] = {}
+    ends: dict[int, events.Finished] = {}
+    seed = max_tokens = 0
+    usage = Usage(0, 0, {})
+    for event in stream:
+        match event:
+            case events.Admitted():
+                seed, max_tokens = event.seed, event.max_tokens
+            case events.Token():
+                texts.setdefault(event.choice, []).append(event)
+            case events.Finished():
+                ends[event.choice] = event
+            case events.Usage():
+                usage = event
+            case events.Error():
+                raise rebuild(event)
+            case _:
+                pass
+    choices = tuple(_choice(texts.get(i, []), ends[i]) for i in sorted(ends))
+    return Answer(choices, usage, seed, max_tokens)
+
+
+def rebuild(event: events.Error) -> errors.LocalLLMError:
+    """Return the exception that an error event was made from, found by its code."""
+    kinds = {kind.code: kind for kind in errors.LocalLLMError.__subclasses__()}
+    return kinds.get(event.code, errors.LocalLLMError)(event.message, event.hint)
+
+
+def _choice(tokens: list[events.Token], end: events.Finished) -> Choice:
+    return Choice(
+        text="".join(t.text for t in tokens),
+        ids=tuple(i for t in tokens for i in t.ids),
+        finish_reason=end.reason,
+        stop=end.stop,
+        logprobs=tuple(p for t in tokens for p in t.logprobs),
+    )
+
+
+def _is_terminal(event: Event) -> bool:
+    return isinstance(event, (events.Done, events.Error))
