@@ -1,0 +1,139 @@
+"""Every flag of the command line, written once: spelling, variable, default and meaning.
+
+A verb takes an `Annotated` alias for one flag, or one of the frozen groups below for many;
+`command` spreads a group into flags. Each is also `LOCALLLM_<NAME>` and a key of the TOML file.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias, get_type_hints
+
+import typer
+
+ENV_PREFIX = "LOCALLLM_"
+_SHARED = {"show_envvar": False, "show_default": True}
+
+
+def option(*spellings: str, help: str, **more: Any) -> Any:
+    """Return the declaration of a flag whose variable comes from its first spelling."""
+    name = spellings[0].lstrip("-").replace("-", "_").upper()
+    return typer.Option(*spellings, help=help, envvar=ENV_PREFIX + name, **{**_SHARED, **more})
+
+
+Model: TypeAlias = Annotated[
+    str, typer.Argument(metavar="MODEL", help="File, directory, hf:org/repo[@revision][:QUANT], alias or stored name.")
+]
+Json: TypeAlias = Annotated[bool, option("--json", help="One JSON document on stdout.")]
+Verbose: TypeAlias = Annotated[
+    bool, option("--verbose", "-v", help="Tell what is decided and why, and trace failures.")
+]
+Quiet: TypeAlias = Annotated[bool, option("--quiet", "-q", help="Nothing on stderr but errors.")]
+Memory: TypeAlias = Annotated[bool, option("--memory", help="Estimate the memory it takes.")]
+Ctx: TypeAlias = Annotated[str, option("--ctx", metavar="N|auto", help="Context in tokens.")]
+Kv: TypeAlias = Annotated[str, option("--kv", metavar="TYPE|K:V", help="KV cache type: f16, q8_0 or q4_0.")]
+
+
+@dataclass(frozen=True, slots=True)
+class TalkFlags:
+    """How much is said on stderr."""
+
+    verbose: Verbose = False
+    quiet: Quiet = False
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFlags:
+    """How the model is loaded."""
+
+    ctx: Ctx = "auto"
+    kv: Kv = "f16"
+    flash_attn: Annotated[Literal["auto", "on", "off"], option("--flash-attn", help="Flash attention.")] = "auto"
+    gpu: Annotated[str, option("--gpu", metavar="auto|off|all|N", help="Layers on the device.")] = "auto"
+    threads: Annotated[str, option("--threads", metavar="N|auto", help="Threads that compute.")] = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingFlags:
+    """How the answer is drawn; what is not set comes from the model's own defaults."""
+
+    max_tokens: Annotated[
+        int | None,
+        option("--max-tokens", "-n", min=1, help="Longest answer; default: the rest of the context, at most 2048."),
+    ] = None
+    temperature: Annotated[float | None, option("--temperature", "-t", min=0.0, help="0 = always the likeliest.")] = (
+        None
+    )
+    top_p: Annotated[float | None, option("--top-p", help="Likeliest tokens that hold this share.")] = None
+    top_k: Annotated[int | None, option("--top-k", help="Only the K likeliest; 0 = all.")] = None
+    min_p: Annotated[float | None, option("--min-p", help="Drop below this share of the likeliest.")] = None
+    repeat_penalty: Annotated[float | None, option("--repeat-penalty", help="Weaken repeated tokens; 1 = off.")] = None
+    seed: Annotated[int | None, option("--seed", help="Same seed, same draws.")] = None
+    stop: Annotated[list[str] | None, option("--stop", help="End before this text; repeatable.")] = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptFlags:
+    """What is asked, beside the prompt itself."""
+
+    system: Annotated[str | None, option("--system", "-s", help="System message.")] = None
+    file: Annotated[
+        list[Path] | None, option("--file", "-f", help="Text to add to the prompt; repeatable; - is stdin.")
+    ] = None
+    raw: Annotated[bool, option("--raw", help="Send the prompt as it is, without the chat template.")] = False
+    template: Annotated[Path | None, option("--template", help="Chat template to use instead of the model's.")] = None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFlags:
+    """What is written, and when it counts as a failure."""
+
+    json: Json = False
+    jsonl: Annotated[bool, option("--jsonl", help="The events, one JSON object a line.")] = False
+    extract: Annotated[bool, option("--extract", "-x", help="Only the first fenced code block.")] = False
+    stats: Annotated[bool, option("--stats", help="Counts and speeds on stderr.")] = False
+    strict_length: Annotated[bool, option("--strict-length", help="Exit 9 if the length limit ended it.")] = False
+    timeout: Annotated[
+        float | None, option("--timeout", metavar="SECONDS", min=0.0, help="Give up after this long; exit 124.")
+    ] = None
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """Return `function` as a verb: parameters that are flag groups become one flag a field."""
+    hints = get_type_hints(function, include_extras=True)
+    groups: dict[str, type] = {}
+    flat: list[inspect.Parameter] = []
+    for parameter in inspect.signature(function).parameters.values():
+        kind = hints[parameter.name]
+        if is_dataclass(kind) and isinstance(kind, type):
+            groups[parameter.name] = kind
+            flat += _flags(kind)
+        else:
+            flat.append(parameter.replace(annotation=kind, kind=inspect.Parameter.KEYWORD_ONLY))
+
+    @functools.wraps(function)
+    def call(**values: Any) -> None:
+        for name, kind in groups.items():
+            values[name] = kind(**{field.name: values.pop(field.name) for field in fields(kind)})
+        function(**values)
+
+    call.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in flat}
+    return call
+
+
+def _flags(group: type) -> list[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    return [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if field.default is MISSING else field.default,
+            annotation=hints[field.name],
+        )
+        for field in fields(group)
+    ]
