@@ -172,7 +172,7 @@ class Cursor:
         indices, index = iter(range(n_values)), 0
         while True:
             try:
-                for index in indices:
+                for index in indices:  # noqa: B007
                     position += 8 + unpack(buffer, position)[0]
                 break
             except (struct.error, OverflowError, IndexError):
