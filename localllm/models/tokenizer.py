@@ -11,7 +11,8 @@ from typing import Any, Protocol
 class Vocabulary:
     """Frozen facts of a model's vocabulary.
 
-    `specials`: spellings of control and user-defined tokens (user text must never become one).
+    `specials`: spellings of control and user-defined tokens (user text must never become one),
+    each exactly as the tokenizer matches it in text: those that it matches with special parsing off too.
     `eog_ids`: every token that ends an answer. `add_bos`: the file asks for BOS before a text.
     """
 
@@ -29,10 +30,12 @@ class Tokenizer(Protocol):
 
     vocabulary: Vocabulary
 
-    def encode(self, text: str, *, parse_special: bool, add_bos: bool = False) -> list[int]:
+    def encode(self, text: str, *, parse_special: bool, add_bos: bool = False, continues: bool = False) -> list[int]:
         """Return the ids of `text`; special spellings become single ids only if `parse_special`.
 
         `add_bos` adds BOS only where the vocabulary asks for it and the text does not begin with it.
+        `continues`: `text` goes on in the middle of other text (a chat prompt is cut inside spellings
+        that its user wrote), so no space is put before it where the vocabulary (SPM) does so at a start.
         """
         ...
 
