@@ -1,0 +1,150 @@
+"""Applies KV edits to a context: each is exact, or leaves a slot that is shorter, never wrong."""
+
+from __future__ import annotations
+
+from localllm.backends.llamacpp.context import PARTIAL_ONLY, NativeContext
+from localllm.backends.llamacpp.guard import Guard, GuardError, SlotState
+from localllm.backends.llamacpp.state import BadBlob, BlobKind, unseal
+from localllm.runtime.engine import (
+    Clear,
+    CopyPrefix,
+    Edit,
+    EditOutcome,
+    EditResult,
+    ExportUnit,
+    PrefixRule,
+    Restore,
+    Rewind,
+    Truncate,
+)
+
+_OK, _NO_ROOM, _REFUSED = EditOutcome.OK, EditOutcome.NO_ROOM, EditOutcome.REFUSED
+
+
+class SlotEditor:
+    """The five edits, on the guard's slots and one native context."""
+
+    def __init__(self, context: NativeContext, guard: Guard, engine_digest: bytes, *, rewinds: bool) -> None:
+        self._context = context
+        self._guard = guard
+        self._digest = engine_digest
+        self._rewinds = rewinds
+        self._rule = guard.spec.prefix_rule
+        self._is_unified = guard.spec.copy_shares_memory
+
+    def apply(self, edit: Edit) -> EditResult:
+        """Apply one edit and return what its slot holds now. Raises GuardError for a broken rule."""
+        match edit:
+            case Clear(slot):
+                return self._cleared(slot, self._guard.slot(slot), _OK)
+            case Truncate(slot, n_tokens):
+                return self._truncate(slot, _not_negative(n_tokens))
+            case CopyPrefix(src, dst, n_tokens):
+                return self._copy(src, dst, _not_negative(n_tokens))
+            case Restore():
+                return self._restore(edit)
+            case Rewind():
+                return self._rewind(edit)
+
+    def refresh(self, slot: int, state: SlotState) -> None:
+        """Read anew where a windowed slot's cells begin (a forward loses cells)."""
+        first = self._context.first_held(slot)
+        state.first_held = first if first >= 0 else state.n_valid
+
+    def _truncate(self, slot: int, n_tokens: int) -> EditResult:
+        state = self._guard.slot(slot)
+        if n_tokens == 0:
+            return self._cleared(slot, state, _OK)
+        if n_tokens >= state.n_valid:
+            return _held(state)
+        state = self._guard.truncating(slot)
+        bounded = self._rule is PrefixRule.CHECKPOINT
+        drop = state.n_valid - n_tokens
+        allowed = self._guard.can_roll_back(state, drop) if bounded else self._guard.can_cut(state, n_tokens)
+        if not allowed or not self._context.remove(slot, n_tokens):
+            return self._cleared(slot, state, _REFUSED)
+        self._guard.rolled_back(state, n_tokens)
+        return self._checked(slot, state)
+
+    def _copy(self, src: int, dst: int, n_tokens: int) -> EditResult:
+        source, target = self._guard.settled(src, "copied"), self._guard.slot(dst)
+        if src == dst:
+            raise GuardError(f"Slot {src} cannot be copied onto itself.")
+        self._cleared(dst, target, _OK)  # native.md: a copy into a slot that is not empty is wrong
+        n_tokens = min(n_tokens, source.n_valid)
+        if not self._guard.can_cut(source, n_tokens):
+            return _held(target, _REFUSED)
+        if n_tokens == 0:
+            return _held(target)
+        if self._rule is PrefixRule.CHECKPOINT or not self._is_unified:
+            self._context.copy(src, dst, -1, -1)  # whole: part of a stream aborts (N7), of a state is wrong
+            source.last_rows = 0  # a rollback now would move the copy too
+            if n_tokens < source.n_valid and not self._context.remove(dst, n_tokens):
+                return self._cleared(dst, target, _REFUSED)
+        else:
+            self._context.copy(src, dst, 0, n_tokens)
+        target.reset(n_tokens)
+        return self._checked(dst, target)
+
+    def _restore(self, edit: Restore) -> EditResult:
+        state = self._guard.slot(edit.slot)
+        if state.is_undefined or state.n_valid != edit.start:
+            return _held(state, _NO_ROOM)  # skipped; the blob is not to blame
+        try:
+            blob = unseal(edit.blob, BlobKind.POSITIONS, self._digest)
+        except BadBlob:
+            return _held(state, _REFUSED)
+        is_whole = self._guard.spec.export_unit is ExportUnit.WHOLE
+        if blob.start != edit.start or blob.end > self._guard.spec.max_sequence_tokens or (is_whole and edit.start):
+            return _held(state, _REFUSED)
+        into = edit.slot if is_whole else self._guard.spare
+        taken = self._context.write_state(into, blob.payload)
+        if taken != len(blob.payload) or self._context.n_held(into) != blob.end:
+            self._context.remove(into)
+            return _held(state, _REFUSED if taken else _NO_ROOM)
+        if not is_whole:
+            self._context.copy(into, edit.slot, blob.start, blob.end)
+            self._context.remove(into)
+        state.reset(blob.end)
+        return self._checked(edit.slot, state)
+
+    def _rewind(self, edit: Rewind) -> EditResult:
+        state = self._guard.slot(edit.slot)
+        try:
+            blob = unseal(edit.checkpoint, BlobKind.CHECKPOINT, self._digest)
+        except BadBlob:
+            return self._cleared(edit.slot, state, _REFUSED)
+        fits = blob.end == edit.n_tokens and 0 < edit.n_tokens <= state.n_valid and not state.is_undefined
+        if not fits or not self._rewinds:
+            return self._cleared(edit.slot, state, _REFUSED)
+        if blob.payload:
+            taken = self._context.write_state(edit.slot, blob.payload, PARTIAL_ONLY)
+            if taken != len(blob.payload):
+                return self._cleared(edit.slot, state, _REFUSED if taken else _NO_ROOM)
+        if not self._context.remove(edit.slot, edit.n_tokens):
+            return self._cleared(edit.slot, state, _REFUSED)
+        state.reset(edit.n_tokens)
+        return self._checked(edit.slot, state)
+
+    def _checked(self, slot: int, state: SlotState) -> EditResult:
+        """Compare with what native code says it holds; a slot that differs is cleared."""
+        if self._context.n_held(slot) != state.n_valid:
+            return self._cleared(slot, state, _REFUSED)
+        if self._rule is PrefixRule.WINDOW:
+            self.refresh(slot, state)
+        return _held(state)
+
+    def _cleared(self, slot: int, state: SlotState, outcome: EditOutcome) -> EditResult:
+        self._context.remove(slot)
+        state.reset(0)
+        return EditResult(0, 0, outcome)
+
+
+def _held(state: SlotState, outcome: EditOutcome = _OK) -> EditResult:
+    return EditResult(state.n_valid, state.first_held, outcome)
+
+
+def _not_negative(n_tokens: int) -> int:
+    if n_tokens < 0:
+        raise GuardError(f"A slot cannot be cut to {n_tokens} tokens.")
+    return n_tokens

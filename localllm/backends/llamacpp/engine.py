@@ -1,0 +1,180 @@
+"""The llama.cpp engine: KV edits, forwards, states and embeddings of one context, behind the guard."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.backends.llamacpp.batch import BatchPacker
+from localllm.backends.llamacpp.context import PARTIAL_ONLY, NativeContext
+from localllm.backends.llamacpp.edits import SlotEditor
+from localllm.backends.llamacpp.facts import NOT_REWINDABLE, spec_of
+from localllm.backends.llamacpp.guard import Guard, GuardError
+from localllm.backends.llamacpp.model import LlamaModel
+from localllm.backends.llamacpp.pooling import pool_rows, pooling_of
+from localllm.backends.llamacpp.settings import ContextSettings
+from localllm.backends.llamacpp.state import HEADER_BYTES, BlobKind, digest, seal
+from localllm.errors import EngineError
+from localllm.models.tokenizer import Tokenizer
+from localllm.runtime.engine import (
+    Batch,
+    BatchItem,
+    Edit,
+    EditResult,
+    EngineSpec,
+    ExportUnit,
+    NoRoom,
+    PrefixRule,
+    StepOutput,
+)
+from localllm.runtime.types import Tokens
+
+_NO_SLOTS: dict[int, int] = {}
+
+
+class LlamaEngine:
+    """An `Engine` over one native context. It owns the context; the model goes with its last context."""
+
+    spec: EngineSpec
+    tokenizer: Tokenizer
+
+    def __init__(self, model: LlamaModel, settings: ContextSettings) -> None:
+        self._model = model
+        self._context = NativeContext(model, settings)
+        self.spec = spec_of(model, settings, self._context)
+        self.tokenizer = model.tokenizer
+        self._guard = Guard(self.spec)
+        self._digest = digest(self.spec.fingerprint)
+        rewinds = model.info.architecture not in NOT_REWINDABLE
+        self._editor = SlotEditor(self._context, self._guard, self._digest, rewinds=rewinds)
+        self._packer = BatchPacker(model.native, self.spec.max_batch_tokens)
+        self._has_window = self.spec.prefix_rule is PrefixRule.WINDOW
+        self._is_closed = False
+
+    def edit(self, edits: Sequence[Edit]) -> list[EditResult]:
+        """Apply KV edits in order; one result per edit. Raises GuardError for a broken rule."""
+        self._check_open()
+        return [self._editor.apply(edit) for edit in edits]
+
+    def forward(self, batch: Batch) -> StepOutput:
+        """Run one step; the logits are a view into native memory until the next forward.
+
+        Raises: NoRoom (nothing changed); GuardError before, EngineError after native code.
+        """
+        self._check_open()
+        self._guard.batch(batch)
+        native_batch, n_logits = self._packer.pack(batch.items)
+        code = self._context.decode(native_batch)
+        if code:
+            self._failed(code, batch.items)
+        for item in batch.items:
+            self._guard.advanced(item)
+        return StepOutput(self._context.logits(n_logits), self._first_held(batch.items))
+
+    def export(self, slot: int, start: int, end: int) -> bytes:
+        """Return positions [start, end) of `slot` as bytes that `Restore` takes.
+
+        Raises: GuardError where the span is not held, or not whole where it must be.
+        """
+        self._check_open()
+        state = self._guard.slot(slot)
+        if not 0 <= start < end <= state.n_valid:
+            raise GuardError(f"Slot {slot} holds {state.n_valid} tokens, not [{start}, {end}).")
+        if self.spec.export_unit is ExportUnit.WHOLE:
+            self._guard.settled(slot, "exported")
+            if (start, end) != (0, state.n_valid):
+                raise GuardError(f"Slot {slot} can only be exported whole.")
+            return seal(self._context.read_state(slot, HEADER_BYTES), BlobKind.POSITIONS, self._digest, start, end)
+        spare = self._guard.spare
+        self._context.copy(slot, spare, start, end)
+        try:
+            buffer = self._context.read_state(spare, HEADER_BYTES)
+        finally:
+            self._context.remove(spare)
+        return seal(buffer, BlobKind.POSITIONS, self._digest, start, end)
+
+    def checkpoint(self, slot: int) -> bytes:
+        """Return the part of the slot's state that cannot be cut, at its present length.
+
+        Raises: GuardError while the slot is pending, or empty.
+        """
+        self._check_open()
+        state = self._guard.settled(slot, "checkpointed")
+        if state.n_valid == 0:
+            raise GuardError(f"Slot {slot} is empty.")
+        uncuttable = self.spec.prefix_rule is not PrefixRule.ANY
+        buffer = self._context.read_state(slot, HEADER_BYTES, PARTIAL_ONLY) if uncuttable else bytearray(HEADER_BYTES)
+        return seal(buffer, BlobKind.CHECKPOINT, self._digest, state.first_held, state.n_valid)
+
+    def embed(self, inputs: Sequence[Tokens]) -> NDArray[np.float32]:
+        """Return pooled embeddings, float32 [n_inputs, n_embd], computed on the spare slot.
+
+        Raises: NoRoom; GuardError for an empty or too long input; EngineError.
+        """
+        self._check_open()
+        pooling = pooling_of(self._model)
+        self._context.set_embeddings(True)
+        try:
+            return np.stack([pool_rows(self._hidden_rows(tokens), pooling) for tokens in inputs])
+        finally:
+            self._context.set_embeddings(False)
+
+    def interrupt(self) -> None:
+        """Stop the running forward early, on CPU devices; it raises EngineError. Any thread may call it."""
+        self._context.interrupt()
+
+    def close(self) -> None:
+        """Free the context, and the model with its last context; idempotent."""
+        self._is_closed = True
+        self._context.close()
+
+    def _hidden_rows(self, tokens: Tokens) -> NDArray[np.float32]:
+        """Run one text alone in the spare slot, in chunks, and return its hidden rows [n_tokens, n_embd]."""
+        if not 0 < len(tokens) <= self.spec.max_embed_tokens:
+            raise GuardError(f"An embedding takes 1 to {self.spec.max_embed_tokens} tokens, not {len(tokens)}.")
+        self._guard.tokens(tokens)
+        chunk = min(self._context.n_ubatch, self.spec.max_batch_tokens)
+        rows = []
+        try:
+            for start in range(0, len(tokens), chunk):
+                part = tokens[start : start + chunk]
+                item = BatchItem(self._guard.spare, start, part, len(part))
+                code = self._context.decode(self._packer.pack((item,))[0])
+                if code:
+                    raise NoRoom if code == 1 else EngineError(f"llama.cpp could not embed (code {code}).")
+                rows.append(self._context.embeddings(len(part)).copy())
+        finally:
+            self._context.remove(self._guard.spare)
+        return np.concatenate(rows)
+
+    def _first_held(self, items: tuple[BatchItem, ...]) -> dict[int, int]:
+        if not self._has_window:
+            return dict.fromkeys((item.slot for item in items), 0)
+        held = {}
+        for item in items:
+            state = self._guard.slots[item.slot]
+            self._editor.refresh(item.slot, state)
+            held[item.slot] = state.first_held
+        return held
+
+    def _failed(self, code: int, items: tuple[BatchItem, ...]) -> None:
+        """Turn llama_decode's code into an exception; only 1 and -1 leave everything as it was."""
+        if code == 1:
+            raise NoRoom
+        self._context.resume()
+        reason = self._model.native.log.reason() or "no reason given"
+        if code == -1:
+            raise EngineError(f"llama.cpp refused the batch: {reason}")
+        for item in items:
+            state = self._guard.slots[item.slot]
+            state.n_valid = self._context.n_held(item.slot)
+            state.is_undefined = True
+        if code == 2:
+            raise EngineError("The forward was interrupted.")
+        raise EngineError(f"llama.cpp failed in a forward (code {code}): {reason}")
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise EngineError("The engine is closed.")

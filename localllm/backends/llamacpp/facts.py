@@ -1,0 +1,63 @@
+"""What a context can do, told truthfully: the engine's spec and its fingerprint."""
+
+from __future__ import annotations
+
+from localllm.backends.llamacpp import bindings
+from localllm.backends.llamacpp.context import NativeContext
+from localllm.backends.llamacpp.model import LlamaModel
+from localllm.backends.llamacpp.settings import ContextSettings
+from localllm.runtime.engine import EngineSpec, ExportUnit, PrefixRule
+
+# Copying, then putting a checkpoint back, is 0.04 off there (native.md): never rewound.
+NOT_REWINDABLE = frozenset({"deepseek4"})
+
+
+def spec_of(model: LlamaModel, settings: ContextSettings, context: NativeContext) -> EngineSpec:
+    """Return the engine's spec as the library reports it (what was asked for is not repeated)."""
+    rule = prefix_rule(model, settings)
+    cuttable = rule is not PrefixRule.CHECKPOINT
+    max_sequence = context.n_ctx_seq
+    if model.info.learned_positions:  # native.md N9: an abort beyond the trained context
+        max_sequence = min(max_sequence, model.n_ctx_train)
+    # A purely recurrent model keeps one state a slot, however long the sequence.
+    pool = context.n_ctx * context.n_slots if model.is_recurrent else context.n_ctx
+    return EngineSpec(
+        n_vocab=model.n_vocab,
+        n_slots=context.n_slots,
+        pool_tokens=pool,
+        max_batch_tokens=context.n_batch,
+        max_sequence_tokens=max_sequence,
+        max_embed_tokens=max_sequence,
+        max_rollback_tokens=None if cuttable else context.n_rs_seq,
+        prefix_rule=rule,
+        window_tokens=model.window_tokens if rule is PrefixRule.WINDOW else 0,
+        copy_shares_memory=settings.kv_unified,
+        export_unit=ExportUnit.BLOCK if cuttable and settings.kv_unified else ExportUnit.WHOLE,
+        kv_types=(settings.kv_k, settings.kv_v),
+        fingerprint=fingerprint(model, settings),
+    )
+
+
+def prefix_rule(model: LlamaModel, settings: ContextSettings) -> PrefixRule:
+    """Return where the model's sequences may be cut."""
+    if model.is_recurrent or model.is_hybrid:
+        return PrefixRule.CHECKPOINT
+    if model.window_tokens > 0 and not settings.swa_full:
+        return PrefixRule.WINDOW
+    return PrefixRule.ANY
+
+
+def fingerprint(model: LlamaModel, settings: ContextSettings) -> str:
+    """Return everything that decides the bytes of the KV, as one line."""
+    parts = {
+        "model": model.identity,
+        "llama.cpp": bindings.library_version(),
+        "kv": f"{settings.kv_k}:{settings.kv_v}",
+        "flash": settings.flash_attn,
+        "unified": settings.kv_unified,
+        "swa_full": settings.swa_full,
+        "rs": settings.n_rs_seq,
+        "repack": model.settings.repack,
+        "gpu": model.settings.n_gpu_layers,
+    }
+    return " ".join(f"{key}={value}" for key, value in parts.items())

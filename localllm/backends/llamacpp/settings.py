@@ -1,0 +1,65 @@
+"""What a llama.cpp model and context are opened with: frozen, decided by placement."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal, TypeAlias
+
+FlashAttention: TypeAlias = Literal["auto", "on", "off"]
+
+GGML_TYPES: Mapping[str, int] = MappingProxyType(
+    {
+        "f32": 0,
+        "f16": 1,
+        "q4_0": 2,
+        "q4_1": 3,
+        "q5_0": 6,
+        "q5_1": 7,
+        "q8_0": 8,
+        "iq4_nl": 20,
+        "bf16": 30,
+    }
+)
+"""KV types by name, with ggml's numbers."""
+
+FLASH_ATTENTION: Mapping[FlashAttention, int] = MappingProxyType({"auto": -1, "off": 0, "on": 1})
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """How weights are loaded.
+
+    `n_gpu_layers` counts from the end, 0 = all on the CPU. `repack` makes a second copy of the
+    weights in a layout that is faster for many rows (`native.md`: memory and load time).
+    """
+
+    n_gpu_layers: int = 0
+    use_mmap: bool = True
+    repack: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ContextSettings:
+    """How one context over a model is opened.
+
+    `n_ctx`: cells of the pool. `n_slots`: sequences, the spare one included. `n_batch` rows go
+    into one forward, `n_ubatch` into one graph. `n_rs_seq`: snapshots a slot for rollback on the
+    recurrent models that can. `kv_unified`: one pool for all slots, else a stream each.
+    `swa_full`: window layers keep every cell.
+    """
+
+    n_ctx: int
+    n_slots: int
+    n_batch: int = 512
+    n_ubatch: int = 512
+    n_threads: int = 1
+    n_threads_batch: int = 1
+    flash_attn: FlashAttention = "auto"
+    kv_k: str = "f16"
+    kv_v: str = "f16"
+    kv_unified: bool = True
+    swa_full: bool = False
+    n_rs_seq: int = 0
+    offload_kqv: bool = True

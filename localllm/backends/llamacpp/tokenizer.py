@@ -1,0 +1,161 @@
+"""Text to ids and back through llama.cpp's vocabulary: bounded, and safe from any thread."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from localllm.backends.llamacpp import bindings
+from localllm.errors import EngineError, UsageError
+from localllm.models.tokenizer import Vocabulary
+
+if TYPE_CHECKING:
+    from localllm.models.info import ModelInfo
+
+MAX_TEXT_BYTES = 64 * 1024 * 1024
+_PIECE_BYTES = 256
+_CONTROL, _USER_DEFINED = 8, 16  # llama_token_attr
+
+# Spellings that llama.cpp takes for an end of generation even where the file calls them plain text.
+_END_SPELLINGS = (
+    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <turn|> <|endoftext|> "
+    "<|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> </s> <｜end▁of▁sentence｜> "
+    "<|file_sep|> <|repo_name|> <|fim_pad|> <|endofprompt|> <|tool_response> <|observation|>"
+).split()
+
+
+class LlamaTokenizer:
+    """The `Tokenizer` of a GGUF file. `close` waits for running calls, then refuses new ones."""
+
+    vocabulary: Vocabulary
+
+    def __init__(self, native: bindings.Native, vocab: int, info: ModelInfo) -> None:
+        self._vocab = vocab
+        self._gate = _Gate()
+        self._pieces: dict[int, bytes] = {}
+        c_int, c_char_p, c_void_p, c_bool = ctypes.c_int32, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_bool
+        self._tokenize = native.function(
+            "llama_tokenize", c_int, c_void_p, c_char_p, c_int, c_void_p, c_int, c_bool, c_bool
+        )
+        self._to_piece = native.quick_function(
+            "llama_token_to_piece", c_int, c_void_p, c_int, c_char_p, c_int, c_int, c_bool
+        )
+        self.vocabulary = self._read_vocabulary(native, vocab)
+
+    def encode(self, text: str, *, parse_special: bool, add_bos: bool = False) -> list[int]:
+        """Return the ids of `text`; special spellings become single ids only if `parse_special`.
+
+        `add_bos` adds BOS only where the vocabulary asks for it and the text does not begin with it.
+        Raises: UsageError for text that is no UTF-8 or beyond MAX_TEXT_BYTES.
+        """
+        ids = self._encode(_to_bytes(text), parse_special) if text else []
+        bos = self.vocabulary.bos_id
+        if add_bos and self.vocabulary.add_bos and bos is not None and ids[:1] != [bos]:
+            ids.insert(0, bos)
+        return ids
+
+    def piece(self, token: int) -> bytes:
+        """Return the exact bytes of one token (control tokens included); b"" for an unused id.
+
+        Raises: EngineError for an id outside the vocabulary.
+        """
+        known = self._pieces.get(token)
+        if known is None:
+            known = self._pieces[token] = self._read_piece(token)
+        return known
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of `tokens`, specials spelled out; broken UTF-8 becomes U+FFFD."""
+        return b"".join(map(self.piece, tokens)).decode("utf-8", "replace")
+
+    def close(self) -> None:
+        """Wait for calls in other threads and refuse later ones; idempotent."""
+        self._gate.close()
+
+    def _encode(self, data: bytes, parse_special: bool) -> list[int]:
+        room = len(data) // 3 + 16
+        with self._gate:
+            for _ in range(2):
+                ids = (ctypes.c_int32 * room)()
+                n_ids = self._tokenize(self._vocab, data, len(data), ids, room, False, parse_special)
+                if n_ids >= 0:
+                    return ids[:n_ids]
+                room = -n_ids  # a negative answer is the size it needs
+        raise EngineError("The tokenizer gave no answer that fits its own size.")
+
+    def _read_piece(self, token: int) -> bytes:
+        if not 0 <= token < self.vocabulary.n_vocab:  # native.md N3: an abort
+            raise EngineError(f"Token id {token} is outside the vocabulary of {self.vocabulary.n_vocab}.")
+        size = _PIECE_BYTES
+        with self._gate:
+            for _ in range(2):
+                buffer = ctypes.create_string_buffer(size)
+                n_bytes = self._to_piece(self._vocab, token, buffer, size, 0, True)
+                if n_bytes >= 0:
+                    return buffer.raw[:n_bytes]
+                size = -n_bytes
+        raise EngineError(f"Token {token} has no piece of a stable size.")
+
+    def _read_vocabulary(self, native: bindings.Native, vocab: int) -> Vocabulary:
+        api = native.api
+        n_vocab = api.llama_vocab_n_tokens(vocab)
+        attributes = native.quick_function("llama_vocab_get_attr", ctypes.c_int, ctypes.c_void_p, ctypes.c_int32)
+        special_ids = [i for i in range(n_vocab) if attributes(vocab, i) & (_CONTROL | _USER_DEFINED)]
+        named = {api.llama_vocab_eos(vocab), api.llama_vocab_eot(vocab)}
+        for spelling in _END_SPELLINGS:
+            ids = self._encode(spelling.encode(), parse_special=True)
+            named.update(ids if len(ids) == 1 else ())
+        eog = frozenset(i for i in {*special_ids, *named} if i >= 0 and api.llama_vocab_is_eog(vocab, i))
+        fim = (api.llama_vocab_fim_pre(vocab), api.llama_vocab_fim_suf(vocab), api.llama_vocab_fim_mid(vocab))
+        texts = (api.llama_vocab_get_text(vocab, i).decode("utf-8", "replace") for i in sorted({*special_ids, *eog}))
+        return Vocabulary(
+            n_vocab=n_vocab,
+            bos_id=_or_none(api.llama_vocab_bos(vocab)),
+            eos_id=_or_none(api.llama_vocab_eos(vocab)),
+            eog_ids=eog,
+            add_bos=bool(api.llama_vocab_get_add_bos(vocab)),
+            specials=tuple(text for text in texts if text),
+            fim_ids=None if min(fim) < 0 else fim,
+        )
+
+
+class _Gate:
+    """Counts the calls inside native code, so that nothing is freed under them."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._n_inside = 0
+        self._closed = False
+
+    def __enter__(self) -> None:
+        with self._changed:
+            if self._closed:
+                raise EngineError("The model is closed.")
+            self._n_inside += 1
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        with self._changed:
+            self._n_inside -= 1
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.wait_for(lambda: self._n_inside == 0)
+
+
+def _to_bytes(text: str) -> bytes:
+    try:
+        data = text.encode()
+    except UnicodeEncodeError:
+        raise UsageError("The text holds a lone surrogate: it is not valid Unicode.") from None
+    if len(data) > MAX_TEXT_BYTES:
+        raise UsageError(f"The text has {len(data)} bytes; at most {MAX_TEXT_BYTES} are tokenised at once.")
+    return data
+
+
+def _or_none(token: int) -> int | None:
+    return token if token >= 0 else None
