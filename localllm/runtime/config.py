@@ -37,7 +37,8 @@ class RuntimeConfig:
 
     `itl_target_s`: a prefill chunk beside decoding sequences fits in this. `prefill_target_s`:
     the longest step when nobody decodes, so that cancel stays quick. `min_chunk_tokens`: the
-    floor that lets a newcomer always advance. `max_waiting`: beyond it, QueueFull.
+    floor that lets a newcomer always advance. `max_waiting`: beyond it, QueueFull. `max_running`:
+    sequences at work at once, None = as many as there are slots.
     """
 
     itl_target_s: float = 0.2
@@ -46,3 +47,4 @@ class RuntimeConfig:
     max_waiting: int = 128
     kv_block_tokens: int = 64
     min_wait_prefix_tokens: int = 32
+    max_running: int | None = None

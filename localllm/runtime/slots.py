@@ -173,8 +173,11 @@ class Cut:
     checkpoint: Checkpoint | None = None
 
 
-def usable_cut(spec: EngineSpec, slot: Slot, n_common: int) -> Cut:
-    """Return the longest exact prefix of `slot` within its first `n_common` tokens (0 tokens = none)."""
+def usable_cut(spec: EngineSpec, slot: Slot, n_common: int, can_take_over: bool) -> Cut:
+    """Return the longest exact prefix of `slot` within its first `n_common` tokens (0 tokens = none).
+
+    A settling slot cannot be copied, but one that `can_take_over` is used as it is.
+    """
     n_common = min(n_common, slot.n_held)
     match spec.prefix_rule:
         case PrefixRule.ANY:
@@ -183,8 +186,10 @@ def usable_cut(spec: EngineSpec, slot: Slot, n_common: int) -> Cut:
             keeps_window = slot.first_held <= max(0, n_common - spec.window_tokens)
             return Cut(n_common if keeps_window else 0)
         case PrefixRule.CHECKPOINT:
-            if n_common == slot.n_held and not slot.is_settling:
+            if n_common == slot.n_held and (can_take_over or not slot.is_settling):
                 return Cut(n_common)
+            if slot.is_settling:
+                return Cut(0)
             best = max((c for c in slot.checkpoints if c.n_tokens <= n_common), key=lambda c: c.n_tokens, default=None)
             return Cut(best.n_tokens, best) if best else Cut(0)
 

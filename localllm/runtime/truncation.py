@@ -52,6 +52,8 @@ class Candidates:
 
     def draw(self, uniform: float, temperature: float) -> int:
         """Return the token on which `uniform`, in [0, 1), falls."""
+        if len(self) == 1:
+            return self.token(0)
         return self.token(pick(self.weights(temperature), uniform))
 
 
@@ -115,16 +117,18 @@ def typical(left: Candidates, mass: float) -> Candidates:
     Source: Meister et al., Locally Typical Sampling, arXiv:2202.00666.
     """
     weights = left.weights()
-    probabilities = weights / weights.sum(dtype=np.float64)
+    probabilities = weights / float(weights.sum(dtype=np.float64))
     surprise = -np.log(np.maximum(probabilities, np.finfo(np.float32).tiny))
-    deviation = np.abs(surprise - np.dot(probabilities, surprise))
-    limit, near = 0.5, np.flatnonzero(deviation <= 0.5)
-    while probabilities[near].sum(dtype=np.float64) < mass and len(near) < len(left):
-        limit *= 2
+    deviation = np.abs(surprise - float((probabilities * surprise).sum(dtype=np.float64)))  # no BLAS: its threads spin
+    limit, near = 0.25, np.flatnonzero(deviation <= 0.25)
+    while len(near) < len(left) and (not len(near) or probabilities[near].sum(dtype=np.float64) < mass):
+        limit *= 1.5
         near = np.flatnonzero(deviation <= limit)
-    order = near[np.argsort(deviation[near], kind="stable")]
+    order = near[np.argsort(deviation[near])]
     n_kept = int(np.searchsorted(np.cumsum(probabilities[order], dtype=np.float64), mass)) + 1
-    return left.keep(np.sort(order[:n_kept]))
+    if n_kept >= len(near):
+        return left.keep(near)
+    return left.keep(near[_front(-deviation[near], -deviation[order[n_kept - 1]], n_kept)])
 
 
 def top_p(left: Candidates, mass: float) -> Candidates:
@@ -135,7 +139,7 @@ def top_p(left: Candidates, mass: float) -> Candidates:
     """
     weights = left.weights()
     total = float(weights.sum(dtype=np.float64))
-    for floor in (2.0**-8, (1.0 - mass) * total / len(left), 0.0):
+    for floor in (2.0**-6, 2.0**-9, 2.0**-12, (1.0 - mass) * total / len(left), 0.0):
         pool = np.flatnonzero(weights >= floor)
         some = weights[pool]
         if some.sum(dtype=np.float64) >= mass * total:
@@ -161,7 +165,7 @@ def xtc(left: Candidates, threshold: float) -> Candidates:
     Source: p-e-w, "Exclude Top Choices", text-generation-webui #6335.
     """
     weights = left.weights()
-    likely = np.flatnonzero((weights >= threshold * weights.sum(dtype=np.float64)) & (weights > 0))
+    likely = np.flatnonzero((weights >= threshold * float(weights.sum(dtype=np.float64))) & (weights > 0))
     if len(likely) < 2:
         return left
     last = likely[len(likely) - 1 - int(np.argmin(weights[likely][::-1]))]

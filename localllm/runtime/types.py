@@ -44,8 +44,7 @@ def new_request_id() -> str:
 class ChatRequest:
     """A conversation for the model's chat template.
 
-    `template_kwargs` reach the template as globals (`enable_thinking`, ...). `add_generation_prompt`
-    False continues the last assistant turn where the template allows it.
+    `template_kwargs` reach the template as globals (`enable_thinking`, ...).
     """
 
     messages: tuple[Message, ...]

@@ -1,0 +1,98 @@
+"""How many rows a step may have: by time for prefill chunks, by the engine's limits for drafts.
+
+A prefill chunk beside decoding sequences is as long as fits the target for the time between two
+tokens (ITL), but never under a floor, so that a newcomer always advances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+
+from localllm.runtime.config import RuntimeConfig
+from localllm.runtime.cost import StepCost
+from localllm.runtime.draft.base import Draft
+from localllm.runtime.engine import EngineSpec
+from localllm.runtime.metrics import RuntimeStats
+from localllm.runtime.sequence import Phase, Sequence
+
+_FIRST_CHUNK_TOKENS = 128  # while nothing is known of this machine
+_LONE_ROW_WORTH = 0.02  # the last prompt token runs alone where that costs less of the prefill
+_LONE_ROW_TOKENS = 256  # the same, while nothing is known
+
+
+class ChunkPolicy:
+    """Row budgets of one engine. Mutated by the engine's thread alone."""
+
+    def __init__(self, spec: EngineSpec, config: RuntimeConfig, cost: StepCost, stats: RuntimeStats) -> None:
+        self._spec = spec
+        self._config = config
+        self._cost = cost
+        self._stats = stats
+        self._cap_rows = spec.max_batch_tokens
+        self._prefill_turn = False
+
+    def turns(self, running: Seq[Sequence]) -> tuple[bool, bool]:
+        """Say whether this step may decode and whether it may prefill; engines that cannot mix alternate."""
+        has_prefill = any(s.phase is Phase.PREFILL for s in running)
+        has_decode = any(s.phase is Phase.DECODE for s in running)
+        if not (has_prefill and has_decode) or (self._spec.mixes_prefill_and_decode and self._spec.ragged_rows):
+            return True, True
+        self._prefill_turn = not self._prefill_turn
+        return not self._prefill_turn, self._prefill_turn
+
+    def prefill_rows(self, n_decode_rows: int, used_cells: int) -> int:
+        """Return how many prompt tokens the step may compute beside `n_decode_rows` decoding rows."""
+        cap = min(self._cap_rows, self._spec.max_batch_tokens - n_decode_rows)
+        if n_decode_rows == 0:
+            return self._cost.rows_within(self._config.prefill_target_s, used_cells, cap, _FIRST_CHUNK_TOKENS)
+        floor = self._config.min_chunk_tokens
+        rows = self._cost.rows_within(self._config.itl_target_s, used_cells, cap, floor) - n_decode_rows
+        if rows < floor:
+            self._stats.n_floor_chunks += 1
+        return max(min(floor, cap), rows)
+
+    def cut(self, sequence: Sequence, start: int, end: int, used_cells: int) -> int:
+        """Return where a chunk [start, end) should end: at a checkpoint, or before a prompt's last token.
+
+        The last token runs alone where that is nearly free, so that a repeat, which finds all but
+        that token in the cache, sees the same batch shape and gives the same answer.
+        """
+        first_cut = min((c for c in sequence.cuts if start < c < end), default=None)
+        if first_cut is not None:
+            return first_cut
+        if end == sequence.n_tokens and end - start > 1:
+            share = self._cost.lone_row_share(end - start, used_cells)
+            if share < _LONE_ROW_WORTH if share is not None else end - start >= _LONE_ROW_TOKENS:
+                return end - 1
+        return end
+
+    def drafts_that_fit(self, drafts: Mapping[Sequence, Draft], decoding: Seq[Sequence]) -> dict[Sequence, Draft]:
+        """Return the drafts cut to what the engine can roll back and the batch can hold."""
+        if not self._spec.ragged_rows:
+            return {}
+        n_spare = self._cap_rows - len(decoding)
+        fitting: dict[Sequence, Draft] = {}
+        for sequence in decoding:
+            draft = drafts.get(sequence)
+            if draft is None:
+                continue
+            n_left = sequence.run.max_tokens - sequence.n_generated - 1
+            limits = (n_spare, n_left, self._spec.max_sequence_tokens - sequence.n_tokens)
+            rollback = self._spec.max_rollback_tokens
+            draft = draft.cut(max(0, min(limits if rollback is None else (*limits, rollback))))
+            if len(draft):
+                fitting[sequence] = draft
+                n_spare -= len(draft)
+        return fitting
+
+    def shrink(self, n_rows: int, n_items: int) -> bool:
+        """Halve the chunk cap after a step of `n_rows` found no room; False = no chunk to shrink."""
+        if n_rows <= n_items:
+            return False
+        self._cap_rows = max(1, n_rows // 2)
+        return True
+
+    def relax(self) -> None:
+        """Let chunks grow again after a step that went well."""
+        self._cap_rows = min(self._spec.max_batch_tokens, self._cap_rows * 2)

@@ -1,0 +1,52 @@
+"""How everyone else speaks to the one thread that owns the engine: by message."""
+
+from __future__ import annotations
+
+import queue
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from localllm.runtime.sequence import RequestRun
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Start a prepared request."""
+
+    run: RequestRun
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """End a request at the next step."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """End the loop; requests at work fail."""
+
+
+Message: TypeAlias = Submit | Cancel | Close
+
+
+class Inbox:
+    """Messages in order of arrival; any thread puts, the engine's thread receives."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Message] = queue.SimpleQueue()
+
+    def put(self, message: Message) -> None:
+        """Send a message."""
+        self._queue.put(message)
+
+    def receive(self, wait_s: float | None) -> list[Message]:
+        """Return all messages there are; wait up to `wait_s` (None = for ever) for the first."""
+        messages = []
+        try:
+            messages.append(self._queue.get(wait_s != 0, wait_s))
+            while True:
+                messages.append(self._queue.get_nowait())
+        except queue.Empty:
+            return messages

@@ -1,0 +1,165 @@
+"""The engine's thread: one step after another, asleep while there is nothing to do.
+
+Liveness: every accepted request gets exactly one terminal event. A step that raises fails the
+requests in it; a loop that dies fails all of them and says so (`is_alive`).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.errors import EngineError, LocalLLMError, Unavailable
+from localllm.runtime.cost import StepCost
+from localllm.runtime.draft.base import Draft, Drafter
+from localllm.runtime.draft.off import Off
+from localllm.runtime.engine import Engine, NoRoom, StepOutput
+from localllm.runtime.events import TokenLogprob
+from localllm.runtime.inbox import Cancel, Close, Inbox, Submit
+from localllm.runtime.logprobs import logprobs
+from localllm.runtime.scheduler import PlannedItem, Scheduler, StepPlan
+from localllm.runtime.sequence import Phase, Sequence
+
+logger = logging.getLogger("localllm.runtime")
+_STUCK_WAIT_S = 0.05  # between plans that came out empty although someone waits
+
+
+class EngineLoop:
+    """Owns the engine. Everyone else sends messages to `inbox`."""
+
+    def __init__(self, engine: Engine, scheduler: Scheduler, cost: StepCost, drafter: Drafter | None = None) -> None:
+        self.inbox = Inbox()
+        self.engine = engine
+        self.scheduler = scheduler
+        self.cost = cost
+        self.drafter: Drafter = drafter or Off()
+        self.death: LocalLLMError | None = None
+        self._closing = False
+        self._wait_s: float | None = None
+        self._thread = threading.Thread(target=self._run, name="localllm-engine", daemon=True)
+
+    @property
+    def is_alive(self) -> bool:
+        """Say whether submitted work will be done."""
+        return self._thread.is_alive() and not self._closing and self.death is None
+
+    def start(self) -> None:
+        """Begin to work."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the loop and free the engine; requests at work fail. Idempotent, waits for the step at work."""
+        self.inbox.put(Close())
+        self._thread.join()
+
+    def step(self) -> None:
+        """Run one engine step: messages, draft, plan, edit, forward, accept and commit, checkpoint."""
+        for message in self.inbox.receive(self._wait_s):
+            self._apply(message)
+        plan = None
+        try:
+            plan = self.scheduler.plan(self._drafts())  # pure Python; all reservation happens here
+            if plan is not None:
+                plan = self.scheduler.settle(plan, self.engine.edit(plan.edits))
+                self._commit(plan, self._forward(plan))
+        except NoRoom:
+            assert plan is not None
+            self.scheduler.shrink(plan)  # the no-room table
+        except Exception as error:
+            if plan is None:
+                raise
+            self.scheduler.fail(plan, _engine_error(error))  # these requests only; their slots are cleared
+        self._wait_s = None if self.scheduler.is_idle else 0 if plan is not None else _STUCK_WAIT_S
+
+    def _apply(self, message: Submit | Cancel | Close) -> None:
+        match message:
+            case Submit(run) if self._closing:
+                self.scheduler.submit(run)
+                self.scheduler.fail_request(run, Unavailable("The model is being closed."))
+            case Submit(run):
+                self.scheduler.submit(run)
+            case Cancel(request_id):
+                self.scheduler.cancel(request_id)
+            case Close():
+                self._closing = True
+                self.scheduler.fail_all(Unavailable("The model was closed before the answer was complete."))
+
+    def _drafts(self) -> Mapping[Sequence, Draft]:
+        """Ask the drafter; one that fails is switched off, the requests go on."""
+        decoding = self.scheduler.decoding
+        try:
+            drafts = self.drafter.propose(decoding, self.scheduler.spec.max_batch_tokens)
+        except Exception as error:
+            logger.warning("drafting is switched off: %s", type(error).__name__)
+            self.drafter, drafts = Off(), []
+        return dict(zip(decoding, drafts, strict=False))
+
+    def _forward(self, plan: StepPlan) -> StepOutput | None:
+        """Run the rows and learn what they cost; None = the plan had only edits."""
+        if not plan.items:
+            return None
+        started_s = time.perf_counter()
+        output = self.engine.forward(plan.batch)
+        self.cost.observe(plan.batch.n_rows, self.scheduler.stats.used_cells, time.perf_counter() - started_s)
+        return output
+
+    def _commit(self, plan: StepPlan, output: StepOutput | None) -> None:
+        """Give each item its rows of logits, [n_logits, n_vocab]; keep the checkpoints that were planned."""
+        row = 0
+        for planned in plan.items if output is not None else ():
+            assert output is not None
+            logits = output.logits[row : row + planned.item.n_logits]
+            row += planned.item.n_logits
+            try:
+                n_taken = self._accept(planned, logits) if planned.item.n_logits else 0
+            except LocalLLMError as error:
+                self.scheduler.fail_request(planned.sequence.run, error)
+                continue
+            if planned.sequence.slot is not None:  # else an earlier choice of its request failed
+                self.scheduler.commit(planned, n_taken, output.first_held.get(planned.item.slot, 0))
+            if planned.takes_checkpoint:
+                self.scheduler.checkpointed(planned.sequence, self.engine.checkpoint(planned.item.slot))
+        self.scheduler.stepped(plan)
+
+    def _accept(self, planned: PlannedItem, logits: NDArray[np.float32]) -> int:
+        """Sample, or verify a draft; return how many tokens the sequence took."""
+        sequence, started_s = planned.sequence, time.perf_counter()
+        ids = sequence.sampler.accept(logits, planned.draft, position=sequence.n_generated, context=sequence.tokens)
+        n_top, told = sequence.n_logprobs, list[TokenLogprob]()
+        if n_top is not None:
+            told = [logprobs(row, token, n_top, self.engine.tokenizer) for row, token in zip(logits, ids, strict=False)]
+        n_taken = sequence.take(ids, told)
+        timeline = sequence.run.timeline
+        timeline.add("sample", time.perf_counter() - started_s)
+        if timeline.first_token_s is None:
+            timeline.first_token_s = time.monotonic()
+        if sequence.phase is Phase.FINISHED:
+            self.drafter.forget(sequence)
+        else:
+            self.drafter.accepted(sequence, ids)
+        return n_taken
+
+    def _run(self) -> None:
+        """Step until closed; whatever escapes a step ends every request, and the engine is freed."""
+        try:
+            while not self._closing:
+                self.step()
+        except Exception as error:
+            logger.exception("the engine's thread died")
+            self.death = _engine_error(error)
+            self.scheduler.fail_all(self.death)
+        finally:
+            self._closing = True
+            self.engine.close()
+            for message in self.inbox.receive(0):
+                self._apply(message)
+
+
+def _engine_error(error: Exception) -> EngineError:
+    """Return the failure as requests are told it: no text of theirs can be in it."""
+    return error if isinstance(error, EngineError) else EngineError(f"A step failed ({type(error).__name__}).")

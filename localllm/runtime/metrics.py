@@ -1,0 +1,31 @@
+"""What the runtime counts about itself; read by `--stats`, `bench` and, later, `/metrics`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class RuntimeStats:
+    """Counters since the start and gauges of now. Written by the engine's thread only.
+
+    `n_retained_slots` and `used_cells` are gauges. `pool_use_at_first_refusal` is the share of
+    cells in use (0..1) when room was first short, None while it never was.
+    """
+
+    n_steps: int = 0
+    n_rows: int = 0
+    n_prompt_tokens_computed: int = 0
+    n_prompt_tokens_cached: int = 0
+    n_generated_tokens: int = 0
+    n_accepted_draft_tokens: int = 0
+    n_rejected_draft_tokens: int = 0
+    n_preemptions: int = 0
+    n_recomputed_tokens: int = 0
+    n_evictions: int = 0
+    n_floor_chunks: int = 0  # chunks at the floor although the ITL target asked for less
+    n_running: int = 0
+    n_waiting: int = 0
+    n_retained_slots: int = 0
+    used_cells: int = 0
+    pool_use_at_first_refusal: float | None = None

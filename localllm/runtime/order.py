@@ -1,0 +1,71 @@
+"""Who is admitted next: FIFO within a priority, round robin over clients, nobody starves.
+
+A small policy apart from token scheduling. Fairness by rounds: a client's k-th waiting sequence
+stands k rounds behind the round being served, so one with 32 requests delays a newcomer by one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from localllm.runtime.sequence import Sequence
+
+STARVED_AFTER_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Ticket:
+    sequence: Sequence
+    round: int
+    arrived_s: float
+    number: int
+
+
+class WaitingQueue:
+    """The waiting sequences, in the order in which they should be admitted."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._tickets: dict[Sequence, _Ticket] = {}
+        self._last_round: dict[str, int] = {}
+        self._serving = 0
+        self._count = 0
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    def push(self, sequence: Sequence) -> None:
+        """Queue a newcomer behind its own client's earlier ones."""
+        client = sequence.run.client
+        turn = max(self._serving, self._last_round.get(client, -1) + 1)
+        self._last_round[client] = turn
+        self._add(sequence, turn)
+
+    def push_back(self, sequence: Sequence) -> None:
+        """Return a preempted sequence: it stands before every newcomer of its priority."""
+        self._add(sequence, -1)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take a sequence out, because it was admitted or has ended; idempotent."""
+        ticket = self._tickets.pop(sequence, None)
+        if ticket is not None:
+            self._serving = max(self._serving, ticket.round)
+        if not self._tickets:
+            self._last_round.clear()
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """Yield in order of admission; whoever has waited too long comes first, oldest first."""
+        now_s = self._clock()
+
+        def rank(ticket: _Ticket) -> tuple[bool, int, int, int]:
+            starved = now_s - ticket.arrived_s > STARVED_AFTER_S
+            place = (0, 0) if starved else (-ticket.sequence.run.priority, ticket.round)
+            return (not starved, *place, ticket.number)
+
+        return iter([ticket.sequence for ticket in sorted(self._tickets.values(), key=rank)])
+
+    def _add(self, sequence: Sequence, turn: int) -> None:
+        self._count += 1
+        self._tickets[sequence] = _Ticket(sequence, turn, self._clock(), self._count)

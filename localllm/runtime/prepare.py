@@ -1,0 +1,205 @@
+"""From a request to sequences: template, tokens, limits. Whatever can be refused is refused here.
+
+Runs on the caller's thread, before the first token; the engine's thread only ever sees work that
+it can do.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass, fields
+from typing import Any
+
+from localllm.errors import ContextOverflow, UsageError
+from localllm.models import chat_template
+from localllm.models.chat_template import ChatTemplate, Encoded
+from localllm.models.tokenizer import Tokenizer
+from localllm.runtime.detokenizer import Detokenizer
+from localllm.runtime.engine import EngineSpec, PrefixRule
+from localllm.runtime.sampler import Sampler, resolve
+from localllm.runtime.sampling_params import Sampling
+from localllm.runtime.sequence import RequestRun, Sequence, Timeline
+from localllm.runtime.stop import StopMatcher, check_stops
+from localllm.runtime.stream import TokenStream
+from localllm.runtime.types import ChatRequest, CompletionRequest, GenerationOptions, Request
+
+MAX_CHOICES = 16
+MAX_TOP_LOGPROBS = 20
+_BOUNDARY_CUTS = 3  # of the newest messages; older ones are rarely where conversations part
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What preparing needs of a loaded model.
+
+    `largest_ctx`: the longest context in tokens that model and memory allow; for the hint.
+    """
+
+    name: str
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    sampling: Sampling
+    largest_ctx: int
+
+
+def encode_prompt(request: Request, model: ModelFacts, timeline: Timeline | None = None) -> Encoded:
+    """Return the prompt's token ids, and where messages end in them.
+
+    Raises: TemplateError (no template, or it refuses this conversation); UsageError.
+    """
+    timeline = timeline or Timeline()
+    started_s = time.perf_counter()
+    if isinstance(request, ChatRequest):
+        if model.template is None:
+            raise chat_template.missing(model.name)
+        rendered = model.template.render(
+            request.messages,
+            tools=request.tools,
+            max_chars=4 * _n_chars([request.messages, request.tools]) + 262_144,
+            **request.template_kwargs,
+        )
+        timeline.add("template", time.perf_counter() - started_s)
+        started_s = time.perf_counter()
+        encoded = chat_template.encode(model.tokenizer, rendered)
+    elif isinstance(request.prompt, str):
+        encoded = Encoded(model.tokenizer.encode(request.prompt, parse_special=True, add_bos=True), ())
+    else:
+        encoded = Encoded(_checked_ids(request, model.tokenizer.vocabulary.n_vocab), ())
+    timeline.add("tokenise", time.perf_counter() - started_s)
+    if not encoded.tokens:
+        raise UsageError("The prompt is empty, and this model has no token to begin a text with.", "give a prompt")
+    return encoded
+
+
+def prepare(request: Request, model: ModelFacts, spec: EngineSpec, stream: TokenStream) -> RequestRun:
+    """Return the request as sequences, one a choice, ready for the scheduler.
+
+    Raises: UsageError, TemplateError, ContextOverflow; nothing was queued then.
+    """
+    options = request.options
+    sampling = _checked_options(options, model)
+    timeline = Timeline()
+    encoded = encode_prompt(request, model, timeline)
+    n_prompt = len(encoded.tokens)
+    run = RequestRun(
+        request_id=request.request_id,
+        client=options.client,
+        priority=options.priority,
+        seed=secrets.randbits(32) if options.seed is None else options.seed,
+        max_tokens=_answer_limit(n_prompt, options.max_tokens, model, spec),
+        stream=stream,
+        timeline=timeline,
+    )
+    vocabulary = model.tokenizer.vocabulary
+    run.sequences = [
+        Sequence(
+            run=run,
+            choice=choice,
+            tokens=list(encoded.tokens),
+            n_prompt=n_prompt,
+            sampler=Sampler(
+                sampling,
+                seed=run.seed,
+                choice=choice,
+                vocabulary=vocabulary,
+                piece=model.tokenizer.piece,
+                min_tokens=options.min_tokens,
+                ignore_eos=options.ignore_eos,
+            ),
+            detokenizer=Detokenizer(model.tokenizer),
+            stop=StopMatcher(options.stop),
+            eog_ids=vocabulary.eog_ids,
+            n_logprobs=options.logprobs,
+            cuts=_cuts(encoded, spec),
+        )
+        for choice in range(options.n)
+    ]
+    return run
+
+
+def _cuts(encoded: Encoded, spec: EngineSpec) -> set[int]:
+    """Return where chunks end for a checkpoint: the last messages' ends, and all but the last token."""
+    if spec.prefix_rule is not PrefixRule.CHECKPOINT:
+        return set()
+    n_prompt = len(encoded.tokens)
+    ends = [b for b in encoded.boundaries if 0 < b < n_prompt - 1]
+    return {*ends[-_BOUNDARY_CUTS:], n_prompt - 1} - {0}
+
+
+def _answer_limit(n_prompt: int, max_tokens: int | None, model: ModelFacts, spec: EngineSpec) -> int:
+    """Return the most tokens an answer may have; at least one must fit."""
+    limit = min(spec.max_sequence_tokens, spec.pool_tokens)
+    n_left = limit - n_prompt
+    if n_left < 1:
+        needed = n_prompt + 1
+        hint = (
+            f"use --ctx {needed} or more (this model and machine allow {model.largest_ctx})"
+            if needed <= model.largest_ctx
+            else f"shorten the prompt: this model and machine allow a context of {model.largest_ctx} tokens"
+        )
+        raise ContextOverflow(
+            f"The prompt has {n_prompt} tokens and its answer needs at least 1; the context holds {limit}.",
+            hint,
+            n_prompt_tokens=n_prompt,
+            n_ctx=limit,
+            n_reserve_tokens=1,
+            largest_ctx=model.largest_ctx,
+        )
+    return n_left if max_tokens is None else min(max_tokens, n_left)
+
+
+def _checked_options(options: GenerationOptions, model: ModelFacts) -> Sampling:
+    """Check every option that is not sampling; return the sampling settings in force."""
+    check_stops(options.stop)
+    _check_range("n", options.n, 1, MAX_CHOICES)
+    _check_range("max_tokens", options.max_tokens, 1, None)
+    _check_range("min_tokens", options.min_tokens, 0, None)
+    _check_range("logprobs", options.logprobs, 0, MAX_TOP_LOGPROBS)
+    _check_range("seed", options.seed, 0, 2**64 - 1)
+    return resolve(model.sampling, options.sampling)
+
+
+def _check_range(name: str, value: int | None, low: int, high: int | None) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+        wanted = f"{low} to {high}" if high is not None else f"{low} or more"
+        raise UsageError(f"{name} must be a whole number, {wanted}; got {value!r}.", f"change {name}", field=name)
+
+
+def _checked_ids(request: CompletionRequest, n_vocab: int) -> list[int]:
+    for position, token in enumerate(request.prompt):
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < n_vocab:
+            raise UsageError(
+                f"prompt token {position} is not an id of this vocabulary (0 to {n_vocab - 1}).",
+                "localllm tokens MODEL --encode shows the ids of a text",
+                field="prompt",
+            )
+    return [int(token) for token in request.prompt]
+
+
+def _n_chars(value: Any) -> int:
+    """Count the characters of every string in nested messages and tools."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(_n_chars(k) + _n_chars(v) for k, v in value.items())
+    return sum(map(_n_chars, value)) if isinstance(value, (list, tuple)) else 8
+
+
+_OPTION_NAMES = frozenset(f.name for f in fields(GenerationOptions)) - {"sampling"}
+
+
+def options_from(settings: dict[str, Any]) -> GenerationOptions:
+    """Sort keyword settings (max_tokens=..., temperature=...) into options and sampling wishes.
+
+    Sampling names are checked when the request is prepared. Raises: UsageError for an unknown one.
+    """
+    known = {name: value for name, value in settings.items() if name in _OPTION_NAMES}
+    sampling = {name: value for name, value in settings.items() if name not in _OPTION_NAMES}
+    unknown = sampling.keys() - {f.name for f in fields(Sampling)}
+    if unknown:
+        raise UsageError(f"unknown setting: {', '.join(sorted(unknown))}", "see GenerationOptions and Sampling")
+    stop = known.get("stop", ())
+    return GenerationOptions(**{**known, "stop": (stop,) if isinstance(stop, str) else tuple(stop)}, sampling=sampling)

@@ -1,0 +1,184 @@
+"""Where sequences live: their slots, the prefixes those hold, and the edits that tell the engine.
+
+Every change of the ledger is recorded as the `Edit` that makes the engine equal to it; the next
+plan carries them, in order, before its rows. Mutated by the engine's thread alone.
+"""
+
+from __future__ import annotations
+
+from localllm.runtime.engine import Clear, CopyPrefix, Edit, EditOutcome, EditResult, EngineSpec, Rewind, Truncate
+from localllm.runtime.kv.prefix_cache import PrefixCache, PrefixHit
+from localllm.runtime.metrics import RuntimeStats
+from localllm.runtime.sequence import Phase, Sequence
+from localllm.runtime.slots import Checkpoint, Cut, Slot, Slots, usable_cut
+
+ROOT = ("", "")  # (adapter set, isolation salt): one of each until requests can choose
+_CHECKPOINTS_PER_SLOT = 4
+
+
+class Room:
+    """Seats sequences in slots, reusing the longest held prefix, and makes room by eviction."""
+
+    def __init__(self, spec: EngineSpec, stats: RuntimeStats) -> None:
+        self.spec = spec
+        self.slots = Slots(spec)
+        self._stats = stats
+        self._cache = PrefixCache()
+        self._tenants: dict[int, Sequence] = {}
+        self._edits: list[Edit] = []
+
+    def take_edits(self) -> tuple[Edit, ...]:
+        """Hand over the edits recorded since the last call."""
+        edits, self._edits = tuple(self._edits), []
+        return edits
+
+    def seat(self, sequence: Sequence) -> bool:
+        """Give a sequence a slot with the longest prefix that some slot holds; False = no slot.
+
+        A retained slot that matches whole is taken over, any other match is copied.
+        """
+        source, cut = self._best_source(sequence)
+        retained = source is not None and self.slots.is_retained(source)
+        if source is not None and retained and cut.n_tokens == source.n_held:
+            slot: Slot | None = self._take_over(source, cut)
+        else:
+            slot = self._empty_slot(keep=source)
+            if slot is not None and source is not None:
+                self._copy(source, slot, cut)
+            elif slot is None and source is not None and retained:
+                slot = self._take_over(source, cut)
+        if slot is None:
+            return False
+        sequence.slot = slot
+        self._tenants[slot.id] = sequence
+        self._cache.insert(ROOT, slot.id, sequence.tokens)
+        return True
+
+    def leader_of(self, sequence: Sequence, min_gain_tokens: int) -> Sequence | None:
+        """Return the sequence whose prefill will soon hold a longer prefix of this one than anyone does now.
+
+        Where prefixes cannot be cut, the leader is told to stop and take a checkpoint at the fork.
+        """
+        hits = self._cache.match(ROOT, sequence.tokens)
+        n_now = self._best_source(sequence, hits)[1].n_tokens
+        for hit in hits:
+            leader = self._tenants.get(hit.slot)
+            n_soon = min(hit.n_common, sequence.n_tokens - 1)
+            if leader is None or leader.phase is not Phase.PREFILL or n_soon - n_now < min_gain_tokens:
+                continue
+            if n_soon > leader.n_computed:
+                leader.cuts.add(n_soon)
+                return leader
+        return None
+
+    def fits(self, sequence: Sequence) -> bool:
+        """Say whether the whole sequence finds cells beside what runs, once all that is retained is evicted."""
+        running = [s for s in self._tenants.values() if s.slot is not None]
+        segments = {id(seg): seg.n_tokens for s in running if s.slot for seg in s.slot.segments}
+        promised = sum(s.n_tokens - s.n_computed for s in running)
+        source, cut = self._best_source(sequence)
+        shares = self.spec.copy_shares_memory and source is not None and source.id in self._tenants
+        n_needed = sequence.n_tokens + 1 - (cut.n_tokens if shares else 0)
+        return sum(segments.values()) + promised + n_needed <= self.spec.pool_tokens
+
+    def free_up(self, n_cells: int) -> bool:
+        """Evict retained slots, the least recently used first, until `n_cells` are free."""
+        while self.slots.free_cells < n_cells:
+            if not self.evict_one():
+                return False
+        return True
+
+    def evict_one(self, keep: Slot | None = None) -> bool:
+        """Give up the least recently used retained slot (not `keep`); False = there is none."""
+        victim = next((slot for slot in self.slots.retained() if slot is not keep), None)
+        if victim is None:
+            return False
+        self._stats.n_evictions += 1
+        self._clear(victim)
+        return True
+
+    def retire(self, sequence: Sequence) -> None:
+        """Keep what a finished sequence's slot holds, for whoever comes with the same prefix."""
+        slot = self._leave(sequence)
+        if slot is not None and slot.n_held > 0:
+            self.slots.retain(slot)
+            self._cache.insert(ROOT, slot.id, sequence.tokens[: slot.n_held])
+        elif slot is not None:
+            self._clear(slot)
+
+    def vacate(self, sequence: Sequence) -> None:
+        """Empty a sequence's slot and free it; idempotent."""
+        slot = self._leave(sequence)
+        if slot is not None:
+            self._clear(slot)
+
+    def roll_back(self, slot: Slot, n_tokens: int) -> None:
+        """Drop the rows of a rejected draft."""
+        self.slots.cut(slot, n_tokens)
+        slot.is_settling = self.spec.max_rollback_tokens is not None
+        self._edits.append(Truncate(slot.id, n_tokens))
+
+    def settled(self, slot_id: int, result: EditResult) -> None:
+        """Take over what the engine says a slot holds after its edits."""
+        slot = self.slots[slot_id]
+        if result.outcome is not EditOutcome.OK or result.n_valid < slot.n_held:
+            self.slots.cut(slot, min(result.n_valid, slot.n_held))
+        slot.first_held = result.first_held if slot.n_held else 0
+
+    def add_checkpoint(self, slot: Slot, blob: bytes) -> None:
+        """Remember the state of `slot` at its present length; the oldest beyond a few are dropped."""
+        slot.checkpoints = [*slot.checkpoints, Checkpoint(slot.n_held, blob)][-_CHECKPOINTS_PER_SLOT:]
+
+    def _best_source(self, sequence: Sequence, hits: list[PrefixHit] | None = None) -> tuple[Slot | None, Cut]:
+        best: tuple[Slot | None, Cut] = (None, Cut(0))
+        for hit in self._cache.match(ROOT, sequence.tokens) if hits is None else hits:
+            slot = self.slots[hit.slot]
+            cut = usable_cut(self.spec, slot, min(hit.n_common, sequence.n_tokens - 1), self.slots.is_retained(slot))
+            is_whole = cut.n_tokens == slot.n_held and self.slots.is_retained(slot)
+            if cut.n_tokens > best[1].n_tokens or (is_whole and cut.n_tokens == best[1].n_tokens > 0):
+                best = (slot, cut)
+        return best
+
+    def _empty_slot(self, keep: Slot | None) -> Slot | None:
+        slot = self.slots.take_free()
+        if slot is None and self.evict_one(keep):
+            slot = self.slots.take_free()
+        return slot
+
+    def _take_over(self, slot: Slot, cut: Cut) -> Slot:
+        self.slots.take_retained(slot)
+        if cut.checkpoint is not None:
+            self._edits.append(Rewind(slot.id, cut.checkpoint.blob, cut.n_tokens))
+        elif cut.n_tokens < slot.n_held:
+            self._edits.append(Truncate(slot.id, cut.n_tokens))
+        self.slots.cut(slot, cut.n_tokens)
+        return slot
+
+    def _copy(self, source: Slot, slot: Slot, cut: Cut) -> None:
+        """Copy a prefix; whole and then rewound where it cannot be cut. No room for it = nothing copied."""
+        n_copied = source.n_held if cut.checkpoint is not None else cut.n_tokens
+        if n_copied == 0 or (not self.spec.copy_shares_memory and not self._has_room_beside(source, n_copied)):
+            return
+        self._edits.append(CopyPrefix(source.id, slot.id, n_copied))
+        self.slots.copy(source, slot, n_copied)
+        if cut.checkpoint is not None:
+            self._edits.append(Rewind(slot.id, cut.checkpoint.blob, cut.n_tokens))
+            self.slots.cut(slot, cut.n_tokens)
+        self.slots.touch(source)
+
+    def _has_room_beside(self, source: Slot, n_cells: int) -> bool:
+        while self.slots.free_cells < n_cells:
+            if not self.evict_one(keep=source):
+                return False
+        return True
+
+    def _leave(self, sequence: Sequence) -> Slot | None:
+        slot, sequence.slot = sequence.slot, None
+        if slot is not None:
+            del self._tenants[slot.id]
+        return slot
+
+    def _clear(self, slot: Slot) -> None:
+        self._cache.remove(slot.id)
+        self.slots.free(slot)
+        self._edits.append(Clear(slot.id))

@@ -1,0 +1,316 @@
+"""Decides which tokens are computed in the next step. Produces plans and edits, calls no engine.
+
+RUNNING first, then WAITING, under the step's row budget. Prefill, decode, a prefix hit and a
+preemption are one arithmetic (`Sequence.n_computed` against `n_tokens`). No room is a value, in
+this order: evict the least recently used retained slot, drop drafts and shrink prefill chunks,
+preempt the youngest, and end the only one running with `length`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from localllm.errors import LocalLLMError
+from localllm.runtime import events
+from localllm.runtime.chunks import ChunkPolicy
+from localllm.runtime.config import RuntimeConfig
+from localllm.runtime.cost import StepCost
+from localllm.runtime.draft.base import Draft
+from localllm.runtime.engine import Batch, BatchItem, CopyPrefix, Edit, EditResult, EngineSpec, PrefixRule
+from localllm.runtime.metrics import RuntimeStats
+from localllm.runtime.order import WaitingQueue
+from localllm.runtime.room import Room
+from localllm.runtime.sequence import Phase, RequestRun, Sequence
+from localllm.runtime.types import Tokens
+
+NO_DRAFT = Draft()
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedItem:
+    """One sequence's rows in a step. `takes_checkpoint`: its slot's state is kept after the forward."""
+
+    sequence: Sequence
+    item: BatchItem
+    is_prefill: bool
+    draft: Draft = NO_DRAFT
+    takes_checkpoint: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step: `edits` first, then one forward over the rows of `items`."""
+
+    edits: tuple[Edit, ...]
+    items: tuple[PlannedItem, ...]
+    admitted: tuple[Sequence, ...] = ()
+
+    @property
+    def batch(self) -> Batch:
+        """The forward's work."""
+        return Batch(tuple(planned.item for planned in self.items))
+
+
+class Scheduler:
+    """Queue, running sequences and their room. One thread owns it, the engine's."""
+
+    def __init__(self, spec: EngineSpec, config: RuntimeConfig, cost: StepCost) -> None:
+        self.spec = spec
+        self.stats = RuntimeStats()
+        self._room = Room(spec, self.stats)
+        self._chunks = ChunkPolicy(spec, config, cost, self.stats)
+        self._waiting = WaitingQueue()
+        self._running: list[Sequence] = []  # in order of admission
+        self._runs: dict[str, RequestRun] = {}
+        self._max_running = min(config.max_running or spec.n_slots, spec.n_slots - 1, spec.max_batch_tokens)
+        self._min_wait_tokens = config.min_wait_prefix_tokens
+        self._n_admitted = 0
+        self._newly_seated: list[Sequence] = []
+
+    @property
+    def is_idle(self) -> bool:
+        """Say whether nothing runs and nothing waits."""
+        return not self._running and not len(self._waiting)
+
+    @property
+    def n_waiting(self) -> int:
+        """Sequences not yet admitted (may be read from any thread)."""
+        return len(self._waiting)
+
+    @property
+    def decoding(self) -> list[Sequence]:
+        """The running sequences whose next rows may carry a draft."""
+        return [s for s in self._running if s.phase is Phase.DECODE]
+
+    def submit(self, run: RequestRun) -> None:
+        """Queue every choice of a request."""
+        self._runs[run.request_id] = run
+        run.outbox.append(events.Queued(run.request_id, len(self._waiting)))
+        for sequence in run.sequences:
+            self._waiting.push(sequence)
+        self._publish()
+
+    def cancel(self, request_id: str) -> None:
+        """End what is left of a request; unknown or ended ones are ignored."""
+        run = self._runs.get(request_id)
+        if run is not None:
+            for sequence in run.sequences:
+                self._end(sequence, "cancelled")
+            self._publish()
+
+    def plan(self, drafts: Mapping[Sequence, Draft]) -> StepPlan | None:
+        """Reserve slots, rows and cells for the next step; None = nothing to do."""
+        while True:
+            self._admit()
+            decodes, prefills = self._chunks.turns(self._running)
+            items = self._decode_items(drafts) if decodes else []
+            if prefills:
+                items += self._prefill_items(items)
+            if not items and not decodes:
+                items = self._decode_items(drafts)  # the turn was prefill's, which found no room
+            if items or not self._running:
+                break
+            self._give_way()
+        edits, admitted, self._newly_seated = self._room.take_edits(), tuple(self._newly_seated), []
+        self._publish()
+        return StepPlan(edits, tuple(items), admitted) if items or edits else None
+
+    def settle(self, plan: StepPlan, results: list[EditResult]) -> StepPlan:
+        """Take over how the edits went: a slot that came out shorter computes from there in the next step."""
+        for slot_id, result in {_edited_slot(e): r for e, r in zip(plan.edits, results, strict=True)}.items():
+            self._room.settled(slot_id, result)
+        for sequence in plan.admitted:
+            if sequence.run.timeline.admitted_s is None:
+                self.stats.n_prompt_tokens_cached += sequence.n_computed
+            sequence.run.admit(sequence.n_computed)
+        kept = []
+        for planned in plan.items:
+            sequence, item = planned.sequence, planned.item
+            if sequence.slot is not None and sequence.n_computed == item.start:
+                self._room.slots.grow(sequence.slot, len(item.tokens))
+                kept.append(planned)
+            else:
+                sequence.phase = Phase.PREFILL
+        return replace(plan, items=tuple(kept))
+
+    def shrink(self, plan: StepPlan) -> None:
+        """Answer the engine's NoRoom: undo the rows, then the next line of the no-room table."""
+        for planned in plan.items:
+            if planned.sequence.slot is not None:
+                self._room.slots.cut(planned.sequence.slot, planned.item.start)
+        self._refused()
+        if not self._room.evict_one() and not self._chunks.shrink(plan.batch.n_rows, len(plan.items)):
+            self._give_way()
+        self._publish()
+
+    def fail(self, plan: StepPlan, error: LocalLLMError) -> None:
+        """End the requests of a plan with an error; their slots are cleared."""
+        for run in {id(p.sequence.run): p.sequence.run for p in plan.items}.values():
+            self.fail_request(run, error)
+        for sequence in plan.admitted:
+            self.fail_request(sequence.run, error)
+        self._publish()
+
+    def fail_request(self, run: RequestRun, error: LocalLLMError) -> None:
+        """End one request with an error; its slots are cleared. Idempotent."""
+        if self._runs.pop(run.request_id, None) is None:
+            return
+        for sequence in run.sequences:
+            sequence.phase = Phase.FINISHED
+            self._waiting.remove(sequence)
+            if sequence in self._running:
+                self._running.remove(sequence)
+            self._room.vacate(sequence)
+        run.outbox = [events.Error(error.code, error.message, error.hint)]
+        run.flush()
+
+    def fail_all(self, error: LocalLLMError) -> None:
+        """End every request with an error: the engine is gone."""
+        for run in list(self._runs.values()):
+            self.fail_request(run, error)
+
+    def commit(self, planned: PlannedItem, n_taken: int, first_held: int) -> None:
+        """Take note that an item ran and its sequence took `n_taken` tokens (0 = a chunk inside its prompt)."""
+        sequence, slot, stats, n_draft = planned.sequence, planned.sequence.slot, self.stats, len(planned.draft)
+        assert slot is not None
+        slot.is_settling, slot.first_held = False, first_held
+        if planned.is_prefill:
+            stats.n_prompt_tokens_computed += len(planned.item.tokens)
+        if n_taken == 0:
+            sequence.run.outbox.append(events.Progress(sequence.n_computed, sequence.n_tokens))
+            return
+        n_accepted = n_taken - 1
+        stats.n_generated_tokens += n_taken
+        stats.n_accepted_draft_tokens += n_accepted
+        stats.n_rejected_draft_tokens += n_draft - n_accepted
+        sequence.run.n_accepted_draft_tokens += n_accepted
+        sequence.run.n_rejected_draft_tokens += n_draft - n_accepted
+        if n_accepted < n_draft:
+            self._room.roll_back(slot, sequence.n_tokens - 1)
+        if sequence.phase is Phase.FINISHED:
+            self._leave(sequence)
+        else:
+            sequence.phase = Phase.DECODE
+
+    def checkpointed(self, sequence: Sequence, blob: bytes) -> None:
+        """Keep a checkpoint of the sequence's slot at its present length."""
+        if sequence.slot is not None:
+            self._room.add_checkpoint(sequence.slot, blob)
+
+    def stepped(self, plan: StepPlan) -> None:
+        """Count a step that went well, and hand its events to the readers."""
+        self._chunks.relax()
+        self.stats.n_steps += 1
+        self.stats.n_rows += plan.batch.n_rows
+        self._publish()
+
+    def _admit(self) -> None:
+        for sequence in self._waiting:
+            if len(self._running) >= self._max_running:
+                break
+            leader = self._room.leader_of(sequence, self._min_wait_tokens)
+            if leader is not None:
+                sequence.phase = Phase.WAITING_PREFIX
+                continue
+            if (self._running and not self._room.fits(sequence)) or not self._room.seat(sequence):
+                self._refused()
+                break
+            self._waiting.remove(sequence)
+            self._n_admitted += 1
+            sequence.order, sequence.phase = self._n_admitted, Phase.PREFILL
+            self._running.append(sequence)
+            self._newly_seated.append(sequence)
+
+    def _decode_items(self, drafts: Mapping[Sequence, Draft]) -> list[PlannedItem]:
+        """One row for every decoding sequence, with its draft where there is room for it."""
+        usable = self._chunks.drafts_that_fit(drafts, self.decoding)
+        while (decoding := self.decoding) and not self._room.free_up(
+            sum(1 + len(usable.get(s, NO_DRAFT)) for s in decoding)
+        ):
+            self._refused()
+            if usable:
+                usable = {}
+            else:
+                self._give_way()
+        items = []
+        for sequence in decoding:
+            draft = usable.get(sequence, NO_DRAFT)
+            tokens = (sequence.tokens[-1], *draft.tokens)
+            items.append(self._item(sequence, tokens, n_logits=len(tokens), draft=draft))
+        return items
+
+    def _prefill_items(self, decode_items: list[PlannedItem]) -> list[PlannedItem]:
+        """Chunks for the sequences that still compute their tokens, the oldest first."""
+        n_rows = sum(len(planned.item.tokens) for planned in decode_items)
+        budget = self._chunks.prefill_rows(n_rows, self._room.slots.used_cells)
+        items: list[PlannedItem] = []
+        for sequence in [s for s in self._running if s.phase is Phase.PREFILL]:
+            start, n_wanted = sequence.n_computed, min(sequence.n_tokens - sequence.n_computed, budget)
+            self._room.free_up(n_rows + n_wanted)
+            end = start + min(n_wanted, self._room.slots.free_cells - n_rows)
+            if end <= start:
+                continue
+            end = self._chunks.cut(sequence, start, end, self._room.slots.used_cells)
+            tokens = sequence.tokens[start:end]
+            items.append(self._item(sequence, tokens, n_logits=int(end == sequence.n_tokens)))
+            n_rows, budget = n_rows + len(tokens), budget - len(tokens)
+            if budget == 0 or not self.spec.ragged_rows:
+                break
+        return items
+
+    def _item(self, sequence: Sequence, tokens: Tokens, n_logits: int, draft: Draft = NO_DRAFT) -> PlannedItem:
+        """Pack a sequence's next rows; a chunk that ends at a cut asks for a checkpoint there."""
+        assert sequence.slot is not None
+        start, is_prefill = sequence.n_computed, sequence.phase is Phase.PREFILL
+        at_cut = n_logits == 0 and start + len(tokens) in sequence.cuts
+        takes_checkpoint = at_cut and self.spec.prefix_rule is PrefixRule.CHECKPOINT
+        return PlannedItem(
+            sequence, BatchItem(sequence.slot.id, start, tokens, n_logits), is_prefill, draft, takes_checkpoint
+        )
+
+    def _give_way(self) -> None:
+        """The end of the no-room table: preempt the youngest, or end the only one."""
+        youngest = max(self._running, key=lambda s: s.order)
+        if len(self._running) == 1:
+            self._end(youngest, "length")
+            return
+        self.stats.n_preemptions += 1
+        self.stats.n_recomputed_tokens += youngest.n_computed
+        youngest.n_recomputed += youngest.n_computed
+        self._room.vacate(youngest)
+        self._running.remove(youngest)
+        youngest.phase = Phase.QUEUED
+        self._waiting.push_back(youngest)
+
+    def _end(self, sequence: Sequence, reason: events.FinishReason) -> None:
+        if sequence.phase is not Phase.FINISHED:
+            self._waiting.remove(sequence)
+            sequence.finish(reason)
+            self._leave(sequence)
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Give a finished sequence's slot to the prefix cache; end its request with its last choice."""
+        if sequence in self._running:
+            self._running.remove(sequence)
+        self._room.retire(sequence)
+        if sequence.run.is_finished:
+            sequence.run.close()
+
+    def _refused(self) -> None:
+        if self.stats.pool_use_at_first_refusal is None:
+            self.stats.pool_use_at_first_refusal = self._room.slots.used_cells / self.spec.pool_tokens
+
+    def _publish(self) -> None:
+        """Flush events to the readers, forget requests that ended, refresh the gauges."""
+        for run in list(self._runs.values()):
+            run.flush()
+            if run.is_finished:
+                del self._runs[run.request_id]
+        stats = self.stats
+        stats.n_running, stats.n_waiting = len(self._running), len(self._waiting)
+        stats.n_retained_slots, stats.used_cells = self._room.slots.n_retained, self._room.slots.used_cells
+
+
+def _edited_slot(edit: Edit) -> int:
+    return edit.dst if isinstance(edit, CopyPrefix) else edit.slot

@@ -1,0 +1,188 @@
+"""Our state of one generation, and of the request whose choices are generated together.
+
+A sequence is described by how many of its tokens are computed (`n_computed`, the slot's fact)
+against how many it has (`n_tokens`), so prefill, decode, a prefix hit and a preemption are one
+arithmetic: [0, n_computed) held by the slot · [n_computed, n_tokens) to run.
+Owned and mutated by the engine's thread once submitted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from enum import Enum
+
+from localllm.runtime import events
+from localllm.runtime.detokenizer import Detokenizer
+from localllm.runtime.events import Event, FinishReason, TokenLogprob
+from localllm.runtime.sampler import Sampler
+from localllm.runtime.slots import Slot
+from localllm.runtime.stop import StopMatcher
+from localllm.runtime.stream import TokenStream
+
+
+class Phase(Enum):
+    """Where a sequence stands."""
+
+    QUEUED = "queued"
+    WAITING_PREFIX = "waiting_prefix"  # another sequence is computing its prefix
+    PREFILL = "prefill"
+    DECODE = "decode"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True)
+class Timeline:
+    """When a request's phases ended (monotonic seconds), and time spent in parts of them (ms)."""
+
+    submitted_s: float = field(default_factory=time.monotonic)
+    admitted_s: float | None = None
+    first_token_s: float | None = None
+    spent_ms: dict[str, float] = field(default_factory=dict)
+
+    def add(self, part: str, elapsed_s: float) -> None:
+        """Count time spent in a part: template, tokenise, match, sample."""
+        self.spent_ms[part] = self.spent_ms.get(part, 0.0) + elapsed_s * 1000
+
+    def timings_ms(self) -> dict[str, float]:
+        """Return every phase in ms up to now: queue, prefill, decode, total, and the parts."""
+        now_s = time.monotonic()
+        admitted_s = self.admitted_s or now_s
+        first_s = self.first_token_s or now_s
+        phases = {
+            "queue": (admitted_s - self.submitted_s) * 1000,
+            "prefill": (first_s - admitted_s) * 1000,
+            "decode": (now_s - first_s) * 1000,
+            "total": (now_s - self.submitted_s) * 1000,
+        }
+        return {name: round(ms, 3) for name, ms in {**self.spent_ms, **phases}.items()}
+
+
+@dataclass(slots=True, eq=False)
+class RequestRun:
+    """One request at work: its choices, its stream, and what it has cost so far."""
+
+    request_id: str
+    client: str
+    priority: int
+    seed: int
+    max_tokens: int
+    stream: TokenStream
+    timeline: Timeline
+    sequences: list[Sequence] = field(default_factory=list)
+    outbox: list[Event] = field(default_factory=list)
+    n_cached_tokens: int = 0
+    n_completion_tokens: int = 0
+    n_accepted_draft_tokens: int = 0
+    n_rejected_draft_tokens: int = 0
+
+    @property
+    def n_prompt_tokens(self) -> int:
+        """Prompt tokens, counted once for all choices."""
+        return self.sequences[0].n_prompt
+
+    @property
+    def is_finished(self) -> bool:
+        """Say whether every choice has ended."""
+        return all(s.phase is Phase.FINISHED for s in self.sequences)
+
+    def admit(self, n_cached_tokens: int) -> None:
+        """Tell that work begins; only a request's first admission is told."""
+        if self.timeline.admitted_s is None:
+            self.timeline.admitted_s = time.monotonic()
+            self.n_cached_tokens = n_cached_tokens
+            cached = {"device": n_cached_tokens}
+            self.outbox.append(events.Admitted(self.n_prompt_tokens, cached, self.seed, self.max_tokens))
+
+    def close(self) -> None:
+        """Tell usage and the end."""
+        self.outbox.append(
+            events.Usage(
+                prompt_tokens=self.n_prompt_tokens,
+                completion_tokens=self.n_completion_tokens,
+                cached_tokens={"device": self.n_cached_tokens},
+                accepted_draft_tokens=self.n_accepted_draft_tokens,
+                rejected_draft_tokens=self.n_rejected_draft_tokens,
+                timings_ms=self.timeline.timings_ms(),
+            )
+        )
+        self.outbox.append(events.Done())
+
+    def flush(self) -> None:
+        """Hand what happened in this step to the reader, at once."""
+        if self.outbox:
+            self.stream.put(self.outbox)
+            self.outbox = []
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One choice of a request.
+
+    `tokens` = prompt + accepted. `cuts` are prompt positions where a chunk must end and a
+    checkpoint be taken (engines whose state cannot be cut). `slot` is set while it runs.
+    """
+
+    run: RequestRun
+    choice: int
+    tokens: list[int]
+    n_prompt: int
+    sampler: Sampler
+    detokenizer: Detokenizer
+    stop: StopMatcher
+    eog_ids: frozenset[int]
+    n_logprobs: int | None = None
+    cuts: set[int] = field(default_factory=set)
+    phase: Phase = Phase.QUEUED
+    slot: Slot | None = None
+    order: int = 0  # of admission: the youngest is preempted first
+    n_recomputed: int = 0
+
+    @property
+    def n_tokens(self) -> int:
+        """Prompt and accepted tokens."""
+        return len(self.tokens)
+
+    @property
+    def n_computed(self) -> int:
+        """Tokens whose KV the slot holds."""
+        return self.slot.n_held if self.slot is not None else 0
+
+    @property
+    def n_generated(self) -> int:
+        """Accepted tokens: the position of the next one in the answer."""
+        return len(self.tokens) - self.n_prompt
+
+    def take(self, ids: Seq[int], logprobs: Seq[TokenLogprob]) -> int:
+        """Append accepted tokens and tell their text, until one of them ends the answer.
+
+        Returns how many were taken (the rest of an accepted draft after the end is dropped).
+        """
+        for n_taken, token in enumerate(ids, start=1):
+            self.tokens.append(token)
+            self.run.n_completion_tokens += 1
+            if token in self.eog_ids:
+                self.finish("stop")
+                return n_taken
+            text, matched = self.stop.push(self.detokenizer.push(token))
+            told = (logprobs[n_taken - 1],) if logprobs else ()
+            self.run.outbox.append(events.Token(self.choice, text, (token,), told))
+            if matched is not None:
+                self.finish("stop", matched)
+            elif self.n_generated >= self.run.max_tokens:
+                self.finish("length")
+            if self.phase is Phase.FINISHED:
+                return n_taken
+        return len(ids)
+
+    def finish(self, reason: FinishReason, stop: str | None = None) -> None:
+        """End this choice: tell the text held back (a cut character is dropped), then the reason."""
+        self.phase = Phase.FINISHED
+        if stop is None:
+            text = self.stop.flush()
+            if text:
+                self.run.outbox.append(events.Token(self.choice, text, ()))
+            if self.stop.matched is not None:  # a match that had waited for a longer one
+                reason, stop = "stop", self.stop.matched
+        self.run.outbox.append(events.Finished(self.choice, reason, stop))

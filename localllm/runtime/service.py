@@ -1,0 +1,161 @@
+"""The one interface to a loaded model, in process: submit a request, read its events.
+
+`localllm.open` returns it; the command line uses nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from localllm.errors import QueueFull, Unavailable
+from localllm.models.info import ModelInfo
+from localllm.models.tokenizer import Tokenizer
+from localllm.runtime.config import RuntimeConfig
+from localllm.runtime.cost import StepCost
+from localllm.runtime.draft.base import Drafter
+from localllm.runtime.engine import Engine
+from localllm.runtime.events import Error
+from localllm.runtime.inbox import Cancel, Submit
+from localllm.runtime.loop import EngineLoop
+from localllm.runtime.metrics import RuntimeStats
+from localllm.runtime.prepare import ModelFacts, encode_prompt, options_from, prepare
+from localllm.runtime.sampling_params import Sampling
+from localllm.runtime.scheduler import Scheduler
+from localllm.runtime.stream import Answer, TokenStream, collect
+from localllm.runtime.types import ChatRequest, CompletionRequest, Message, Request
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """What is loaded, and how. `sampling` = what a request without sampling fields gets.
+
+    `sha256` is None until the file was hashed once; `notes` are the plan's lines for people.
+    """
+
+    name: str
+    path: Path
+    sha256: str | None
+    info: ModelInfo
+    n_ctx: int
+    n_slots: int
+    sampling: Sampling
+    notes: tuple[str, ...] = ()
+
+
+class Service:
+    """A loaded model at work. Thread safe; close it, or use it as a context manager."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        facts: ModelFacts,
+        engine: Engine,
+        config: RuntimeConfig = RuntimeConfig(),
+        drafter: Drafter | None = None,
+    ) -> None:
+        self.model = model
+        self._facts = facts
+        self._config = config
+        self._spec = engine.spec
+        cost = StepCost()
+        self._scheduler = Scheduler(engine.spec, config, cost)
+        self._loop = EngineLoop(engine, self._scheduler, cost, drafter)
+        self._loop.start()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer; may be called from any thread."""
+        return self._facts.tokenizer
+
+    @property
+    def is_alive(self) -> bool:
+        """Say whether submitted work will be done."""
+        return self._loop.is_alive
+
+    def submit(self, request: Request) -> TokenStream:
+        """Prepare a request and queue it; its events come through the stream.
+
+        Raises: UsageError, TemplateError, ContextOverflow (refused, nothing queued); QueueFull;
+        Unavailable (closed, or the engine's thread died).
+        """
+        if self._scheduler.n_waiting >= self._config.max_waiting:
+            raise QueueFull(f"{self._config.max_waiting} requests are waiting already.", "try again in a moment")
+        stream = TokenStream(request.request_id, lambda: self._loop.inbox.put(Cancel(request.request_id)))
+        run = prepare(request, self._facts, self._spec, stream)
+        self._loop.inbox.put(Submit(run))
+        if not self._loop.is_alive:
+            reason = self._loop.death or Unavailable("The model is closed.", "open it again")
+            stream.put([Error(reason.code, reason.message, reason.hint)])
+            raise reason
+        return stream
+
+    def stream(self, prompt: str | Sequence[Message], **settings: Any) -> TokenStream:
+        """Submit one prompt (text, or chat messages) with settings such as max_tokens, temperature, seed."""
+        return self.submit(self.request(prompt, **settings))
+
+    def request(self, prompt: str | Sequence[Message], **settings: Any) -> Request:
+        """Return the request for a prompt: text becomes one user message, or is continued as it is
+        where the model has no chat template."""
+        options = options_from(settings)
+        if not isinstance(prompt, str):
+            return ChatRequest(tuple(prompt), options)
+        if self._facts.template is None:
+            return CompletionRequest(prompt, options)
+        return ChatRequest(({"role": "user", "content": prompt},), options)
+
+    def generate(self, prompts: Sequence[str | Sequence[Message] | Request], **settings: Any) -> list[Answer]:
+        """Answer all prompts, batched together, in their order.
+
+        Raises: what `submit` raises, or the error of the first prompt that failed.
+        """
+        requests = [
+            p if isinstance(p, (ChatRequest, CompletionRequest)) else self.request(p, **settings) for p in prompts
+        ]
+        answers, waiting = list[Answer](), list[TokenStream]()
+        try:
+            for request in requests:
+                if len(waiting) >= self._config.max_waiting // 2:
+                    answers.append(collect(waiting.pop(0)))
+                waiting.append(self.submit(request))
+            while waiting:
+                answers.append(collect(waiting.pop(0)))
+        finally:
+            for stream in waiting:
+                stream.cancel()
+        return answers
+
+    def prompt_tokens(self, request: Request) -> list[int]:
+        """Return the ids that a request's prompt becomes."""
+        return list(encode_prompt(request, self._facts).tokens)
+
+    def stats(self) -> RuntimeStats:
+        """Return a copy of the runtime's counters."""
+        return replace(self._scheduler.stats)
+
+    def close(self) -> None:
+        """End what is at work with an error and free the model. Idempotent."""
+        self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def describe(model: LoadedModel) -> Mapping[str, Any]:
+    """Return the JSON form of a loaded model: what `--json` prints of it."""
+    return {
+        "name": model.name,
+        "path": str(model.path),
+        "sha256": model.sha256,
+        "architecture": model.info.architecture,
+        "quant": model.info.quant,
+        "n_ctx": model.n_ctx,
+    }

@@ -1,0 +1,333 @@
+"""An engine without a model: its next token is a hash of the tokens *actually in its cache*.
+
+So a KV mistake changes the answer. It checks the rules of `runtime/engine.py` and raises
+`RuleBroken` where the scheduler breaks one; it can have any spec, lose its window, run out of
+room, refuse copies and restores, fail a forward, or follow a script.
+"""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from localllm.models.chat_template import ChatTemplate
+
+from localllm.errors import EngineError
+from localllm.models.tokenizer import Vocabulary
+from localllm.runtime.config import RuntimeConfig
+from localllm.runtime.engine import (
+    Batch,
+    Clear,
+    CopyPrefix,
+    Edit,
+    EditOutcome,
+    EditResult,
+    EngineSpec,
+    ExportUnit,
+    NoRoom,
+    PrefixRule,
+    Restore,
+    Rewind,
+    StepOutput,
+    Truncate,
+)
+from localllm.runtime.prepare import ModelFacts
+from localllm.runtime.sampling_params import Sampling
+from localllm.runtime.service import LoadedModel, Service
+
+BOS, EOS, USER, ASSISTANT = 256, 257, 258, 259
+SPECIALS = {BOS: "<s>", EOS: "</s>", USER: "<|user|>", ASSISTANT: "<|assistant|>"}
+N_VOCAB = 260
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}"
+    "{% if m.role == 'assistant' %}<|assistant|>{{ m.content }}</s>{% else %}<|user|>{{ m.content }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+SPEC = EngineSpec(
+    n_vocab=N_VOCAB,
+    n_slots=9,
+    pool_tokens=4096,
+    max_batch_tokens=256,
+    max_sequence_tokens=4096,
+    max_embed_tokens=256,
+    fingerprint="fake",
+)
+
+
+class RuleBroken(AssertionError):
+    """The runtime broke a rule of the engine seam."""
+
+
+class FakeTokenizer:
+    """Bytes are tokens; four specials follow them."""
+
+    vocabulary = Vocabulary(
+        n_vocab=N_VOCAB,
+        bos_id=BOS,
+        eos_id=EOS,
+        eog_ids=frozenset({EOS}),
+        add_bos=True,
+        specials=tuple(SPECIALS.values()),
+    )
+
+    def encode(self, text: str, *, parse_special: bool, add_bos: bool = False, continues: bool = False) -> list[int]:
+        """Return bytes as ids, specials as theirs where asked for."""
+        ids: list[int] = []
+        rest = text
+        while rest:
+            special = next((i for i, s in SPECIALS.items() if parse_special and rest.startswith(s)), None)
+            if special is not None:
+                ids.append(special)
+                rest = rest[len(SPECIALS[special]) :]
+            else:
+                ids.extend(rest[0].encode())
+                rest = rest[1:]
+        return [BOS, *ids] if add_bos and ids[:1] != [BOS] else ids
+
+    def piece(self, token: int) -> bytes:
+        """Return a token's bytes."""
+        return bytes([token]) if token < 256 else SPECIALS[token].encode()
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens."""
+        return b"".join(map(self.piece, tokens)).decode("utf-8", "replace")
+
+    def constraint_tokenizer(self) -> Any:
+        """Not needed yet."""
+        raise AssertionError("no constraint compiler in these tests")
+
+
+@dataclass
+class FakeSlot:
+    """What one lane holds."""
+
+    tokens: list[int] = field(default_factory=list)
+    first_held: int = 0
+    last_rows: int = 0
+    truncated: bool = False
+    settling: bool = False
+    cells: list[int] = field(default_factory=list)  # one id a token; a copy that shares memory shares them
+
+
+def next_token(tokens: Sequence[int]) -> int:
+    """Return the greedy token after `tokens`: printable, now and then the end."""
+    mixed = zlib.crc32(np.asarray(tokens, np.int32).tobytes())
+    return EOS if mixed % 97 == 0 else 32 + mixed % 95
+
+
+class FakeEngine:
+    """An `Engine` whose cache is a list of tokens. Each knob makes one thing go wrong or differ."""
+
+    def __init__(
+        self,
+        spec: EngineSpec = SPEC,
+        *,
+        script: Callable[[Sequence[int]], int] = next_token,
+        noise: float = 1.0,
+        fail_copies: bool = False,
+        fail_forwards: Iterable[int] = (),
+        short_rooms: Iterable[int] = (),
+        on_forward: Callable[[Batch], None] | None = None,
+    ) -> None:
+        self.spec = spec
+        self.tokenizer = FakeTokenizer()
+        self.slots = [FakeSlot() for _ in range(spec.n_slots)]
+        self.batches: list[Batch] = []
+        self.edits: list[Edit] = []
+        self.computed: list[tuple[int, int]] = []  # (slot, position) of every row ever run
+        self.closed = False
+        self._script = script
+        self._noise = np.random.default_rng(7).normal(0, noise, (64, spec.n_vocab)).astype(np.float32)
+        self._fail_copies = fail_copies
+        self._fail_forwards = set(fail_forwards)
+        self._short_rooms = set(short_rooms)
+        self._on_forward = on_forward
+        self._n_forwards = 0
+        self._cell_ids = itertools.count()
+
+    # --- edits
+
+    def edit(self, edits: Sequence[Edit]) -> list[EditResult]:
+        """Apply edits in order, checking the rules."""
+        self.edits.extend(edits)
+        return [self._edit(edit) for edit in edits]
+
+    def _edit(self, edit: Edit) -> EditResult:
+        match edit:
+            case CopyPrefix(src, dst, n_tokens):
+                return self._copy(src, dst, n_tokens)
+            case Truncate(slot, n_tokens):
+                return self._truncate(self.slots[slot], n_tokens)
+            case Clear(slot):
+                self.slots[slot] = FakeSlot()
+                return EditResult(0)
+            case Restore(slot, start, blob):
+                return self._restore(self.slots[slot], start, blob)
+            case Rewind(slot, checkpoint, n_tokens):
+                return self._rewind(self.slots[slot], checkpoint, n_tokens)
+
+    def _copy(self, src: int, dst: int, n_tokens: int) -> EditResult:
+        source = self.slots[src]
+        self.slots[dst] = FakeSlot()
+        self._check(src != dst, "a slot is copied onto itself")
+        self._check(n_tokens <= len(source.tokens), "a copy is longer than its source")
+        self._check(not source.settling, "a pending slot is copied")
+        self._check_cut(source, n_tokens)
+        if self._fail_copies or (
+            not self.spec.copy_shares_memory and self.used_cells() + n_tokens > self.spec.pool_tokens
+        ):
+            return EditResult(0, outcome=EditOutcome.NO_ROOM)
+        cells = source.cells[:n_tokens] if self.spec.copy_shares_memory else self._new_cells(n_tokens)
+        copied = replace(source, tokens=source.tokens[:n_tokens], cells=cells, truncated=False, last_rows=0)
+        self.slots[dst] = copied
+        return EditResult(n_tokens, copied.first_held)
+
+    def _truncate(self, slot: FakeSlot, n_tokens: int) -> EditResult:
+        n_dropped = len(slot.tokens) - n_tokens
+        bound = self.spec.max_rollback_tokens
+        self._check(n_dropped >= 0, "a truncation makes a slot longer")
+        if bound is not None and n_dropped:
+            self._check(not slot.truncated, "two truncations between two forwards")
+            self._check(n_dropped <= min(bound, slot.last_rows - 1), "a rollback beyond what the engine can do")
+            slot.truncated = slot.settling = True
+        elif n_dropped:
+            self._check_cut(slot, n_tokens)
+        del slot.tokens[n_tokens:], slot.cells[n_tokens:]
+        slot.first_held = min(slot.first_held, n_tokens)
+        return EditResult(n_tokens, slot.first_held)
+
+    def _check_cut(self, slot: FakeSlot, n_tokens: int) -> None:
+        if self.spec.prefix_rule is PrefixRule.WINDOW:
+            kept = slot.first_held <= max(0, n_tokens - self.spec.window_tokens)
+            self._check(kept, "a window model is cut where its window is gone")
+        elif self.spec.prefix_rule is PrefixRule.CHECKPOINT:
+            self._check(n_tokens == len(slot.tokens), "a state that cannot be cut is cut")
+
+    def _restore(self, slot: FakeSlot, start: int, blob: bytes) -> EditResult:
+        if len(slot.tokens) == start:
+            slot.tokens += np.frombuffer(blob, np.int32).tolist()
+            slot.cells += self._new_cells(len(slot.tokens) - start)
+        return EditResult(len(slot.tokens), slot.first_held)
+
+    def _rewind(self, slot: FakeSlot, checkpoint: bytes, n_tokens: int) -> EditResult:
+        held = np.frombuffer(checkpoint, np.int32).tolist()
+        self._check(held == slot.tokens[:n_tokens], "a checkpoint of other tokens is put back")
+        del slot.tokens[n_tokens:], slot.cells[n_tokens:]
+        slot.settling = slot.truncated = False
+        slot.last_rows = 0
+        return EditResult(n_tokens, slot.first_held)
+
+    # --- forward
+
+    def forward(self, batch: Batch) -> StepOutput:
+        """Run the rows; logits peak at the script's token, with seeded noise around it."""
+        self._n_forwards += 1
+        if self._on_forward is not None:
+            self._on_forward(batch)
+        self._check_batch(batch)
+        if self._n_forwards in self._short_rooms or self.used_cells() + batch.n_rows > self.spec.pool_tokens:
+            raise NoRoom
+        if self._n_forwards in self._fail_forwards:
+            raise EngineError("the fake engine fails here")
+        self.batches.append(batch)
+        rows, first_held = [], {}
+        for item in batch.items:
+            slot = self.slots[item.slot]
+            slot.cells += self._new_cells(len(item.tokens))
+            for i, token in enumerate(item.tokens):
+                slot.tokens.append(token)
+                self.computed.append((item.slot, item.start + i))
+                if i >= len(item.tokens) - item.n_logits:
+                    rows.append(self._logits(slot.tokens))
+            slot.last_rows, slot.truncated, slot.settling = len(item.tokens), False, False
+            if self.spec.prefix_rule is PrefixRule.WINDOW:
+                slot.first_held = max(slot.first_held, len(slot.tokens) - self.spec.window_tokens)
+            first_held[item.slot] = slot.first_held
+        logits = np.array(rows, np.float32) if rows else np.zeros((0, self.spec.n_vocab), np.float32)
+        return StepOutput(logits, first_held)
+
+    def _check_batch(self, batch: Batch) -> None:
+        spec = self.spec
+        self._check(0 < batch.n_rows <= spec.max_batch_tokens, "a batch of the wrong size")
+        self._check(len({i.slot for i in batch.items}) == len(batch.items), "two items of one slot")
+        for item in batch.items:
+            slot = self.slots[item.slot]
+            self._check(0 <= item.slot < spec.n_slots - 1, "a slot that is not the scheduler's")
+            self._check(item.start == len(slot.tokens), "rows do not start where the slot ends")
+            self._check(len(item.tokens) > 0 and 0 <= item.n_logits <= len(item.tokens), "odd rows")
+            self._check(item.start + len(item.tokens) <= spec.max_sequence_tokens, "beyond the longest sequence")
+            self._check(all(0 <= t < spec.n_vocab for t in item.tokens), "an id outside the vocabulary")
+        if not spec.ragged_rows:
+            self._check(len({len(i.tokens) for i in batch.items}) == 1, "ragged rows")
+        if not spec.mixes_prefill_and_decode:
+            kinds = {len(i.tokens) > 1 for i in batch.items}
+            self._check(len(kinds) == 1, "prefill and decode in one forward")
+
+    def _logits(self, tokens: Sequence[int]) -> np.ndarray:
+        token = self._script(tokens)
+        row = self._noise[zlib.crc32(np.asarray(tokens, np.int32).tobytes()) % 64].copy()
+        row[token] = row.max() + 1.0
+        return row
+
+    def used_cells(self) -> int:
+        """Count the cells that are held, shared ones once."""
+        return len({cell for slot in self.slots for cell in slot.cells})
+
+    def _new_cells(self, n_cells: int) -> list[int]:
+        return [next(self._cell_ids) for _ in range(n_cells)]
+
+    # --- the rest of the protocol
+
+    def export(self, slot: int, start: int, end: int) -> bytes:
+        """Return the tokens of a span."""
+        self._check(self.spec.export_unit is ExportUnit.BLOCK or start == 0, "a part of a whole is exported")
+        return np.asarray(self.slots[slot].tokens[start:end], np.int32).tobytes()
+
+    def checkpoint(self, slot: int) -> bytes:
+        """Return the tokens so far: enough to tell a wrong rewind."""
+        self._check(not self.slots[slot].settling, "a pending slot is checkpointed")
+        return np.asarray(self.slots[slot].tokens, np.int32).tobytes()
+
+    def embed(self, inputs: Sequence[Sequence[int]]) -> np.ndarray:
+        """Return one small vector an input."""
+        return np.array([[len(tokens), sum(tokens)] for tokens in inputs], np.float32)
+
+    def close(self) -> None:
+        """Note that it was closed."""
+        self.closed = True
+
+    def _check(self, holds: bool, what: str) -> None:
+        if not holds:
+            raise RuleBroken(what)
+
+
+def fake_service(
+    engine: FakeEngine | None = None,
+    *,
+    config: RuntimeConfig = RuntimeConfig(),
+    sampling: Sampling = Sampling(temperature=0.0),
+    template: str | None = TEMPLATE,
+    drafter: Any = None,
+) -> Service:
+    """Return a Service over a FakeEngine, with a chat template of its own."""
+    engine = engine or FakeEngine()
+    tokenizer = engine.tokenizer
+    compiled = (
+        ChatTemplate(template, specials=tokenizer.vocabulary.specials, bos="<s>", eos="</s>") if template else None
+    )
+    facts = ModelFacts("fake", tokenizer, compiled, sampling, largest_ctx=engine.spec.max_sequence_tokens)
+    model = LoadedModel(
+        name="fake",
+        path=Path("fake.gguf"),
+        sha256="f" * 64,
+        info=None,  # type: ignore[arg-type]  # nothing here reads it
+        n_ctx=engine.spec.pool_tokens,
+        n_slots=engine.spec.n_slots,
+        sampling=sampling,
+    )
+    return Service(model, facts, engine, config, drafter)
