@@ -23,6 +23,7 @@ from localllm.models.layers import Layer, layers_of, window_tokens_of
 _TOKENS = "tokenizer.ggml.tokens"
 _TEMPLATE = "tokenizer.chat_template"
 _GUESSED_FILE_TYPE = 1024
+_SPECIAL_TOKEN_TYPES = frozenset((2, 3, 4))  # unknown, control, user-defined
 
 _ENCODERS = frozenset(
     [
@@ -86,6 +87,7 @@ class ModelInfo:
     of most weights, else "mixed". `layers`: those that run. `window_tokens`: 0 = no window.
     `sampling_defaults`: what the file recommends, by the sampler's field names (never a penalty).
     `tensors`: all weights, for placement and memory; offsets are within their own part.
+    `special_ids`: tokens that are not plain text (unknown, control, user-defined), as the file types them.
     """
 
     path: Path
@@ -118,6 +120,7 @@ class ModelInfo:
     sampling_defaults: Mapping[str, float]
     tensors: tuple[TensorInfo, ...] = field(repr=False)
     part_tensors: tuple[int, ...] = field(repr=False)
+    special_ids: tuple[int, ...] = field(default=(), repr=False)
 
     @property
     def n_layers(self) -> int:
@@ -205,6 +208,7 @@ def read_info(path: Path) -> ModelInfo:
         sampling_defaults=_sampling(fields),
         tensors=tensors,
         part_tensors=tuple(len(header.tensors) for header in headers),
+        special_ids=_special_ids(fields),
     )
 
 
@@ -309,6 +313,13 @@ def _quant(fields: Fields, tensors: tuple[TensorInfo, ...]) -> str:
 def _length(fields: Fields, key: str) -> int:
     value = fields.metadata.get(key)
     return len(value) if isinstance(value, GgufArray) else 0
+
+
+def _special_ids(fields: Fields) -> tuple[int, ...]:
+    types = fields.metadata.get("tokenizer.ggml.token_type")
+    if not isinstance(types, GgufArray):
+        return ()
+    return tuple(token for token, kind in enumerate(types.to_list()) if kind in _SPECIAL_TOKEN_TYPES)
 
 
 def _embeds_only(fields: Fields) -> bool:

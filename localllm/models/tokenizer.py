@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,4 @@ class Tokenizer(Protocol):
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of `tokens`, specials spelled out; broken UTF-8 becomes U+FFFD."""
-        ...
-
-    def constraint_tokenizer(self) -> Any:
-        """Return the vocabulary in the form the constraint compiler (llguidance) takes."""
         ...

@@ -22,10 +22,10 @@ class BatchPacker:
         self._n_slots = (ctypes.c_int32 * n_rows)(*([1] * n_rows))
         first = ctypes.addressof(self._slots)
         self._slot_addresses = (ctypes.c_void_p * n_rows)(*range(first, first + 4 * n_rows, 4))
-        self._token_view = np.frombuffer(self._tokens, np.int32)
-        self._position_view = np.frombuffer(self._positions, np.int32)
-        self._slot_view = np.frombuffer(self._slots, np.int32)
-        self._wanted_view = np.frombuffer(self._wanted, np.int8)
+        self._token_view = np.frombuffer(memoryview(self._tokens), np.int32)
+        self._position_view = np.frombuffer(memoryview(self._positions), np.int32)
+        self._slot_view = np.frombuffer(memoryview(self._slots), np.int32)
+        self._wanted_view = np.frombuffer(memoryview(self._wanted), np.int8)
         pointers = ctypes.cast(self._slot_addresses, ctypes.POINTER(ctypes.POINTER(ctypes.c_int32)))
         self._batch = native.api.llama_batch(
             0, self._tokens, None, self._positions, self._n_slots, pointers, self._wanted

@@ -131,5 +131,6 @@ class NativeContext:
             return np.empty((0, n_columns), np.float32)
         if not address:
             raise EngineError("The forward gave no output rows.")
-        rows = (ctypes.c_float * (n_rows * n_columns)).from_address(address)
-        return np.frombuffer(rows, np.float32).reshape(n_rows, n_columns)
+        floats = memoryview((ctypes.c_float * (n_rows * n_columns)).from_address(address))
+        rows: NDArray[np.float32] = np.frombuffer(floats, np.float32)
+        return rows.reshape(n_rows, n_columns)

@@ -59,6 +59,7 @@ class LlamaModel:
         params.n_gpu_layers = settings.n_gpu_layers
         params.load_mode = api.LLAMA_LOAD_MODE_MMAP if settings.use_mmap else api.LLAMA_LOAD_MODE_NONE
         params.use_extra_bufts = settings.repack
+        params.vocab_only = settings.vocab_only
         native.log.clear()
         if len(files) > 1:
             names = (ctypes.c_char_p * len(files))(*(bytes(file) for file in files))

@@ -24,7 +24,7 @@ class Pooling(IntEnum):
 def pooling_of(model: LlamaModel) -> Pooling:
     """Return the pooling that the file asks for, else the mean. Raises ModelRefused for a reranker."""
     text = model.metadata(f"{model.info.architecture}.pooling_type") or ""
-    pooling = Pooling(int(text)) if text.isdecimal() and int(text) in iter(Pooling) else Pooling.MEAN
+    pooling = next((one for one in Pooling if str(one.value) == text), Pooling.MEAN)
     if pooling is Pooling.RANK:
         raise ModelRefused("This model ranks pairs of texts; it gives no embeddings.")
     return Pooling.MEAN if pooling is Pooling.NONE else pooling
@@ -32,8 +32,7 @@ def pooling_of(model: LlamaModel) -> Pooling:
 
 def pool_rows(rows: NDArray[np.float32], pooling: Pooling) -> NDArray[np.float32]:
     """Return one row [n_embd] of hidden rows [n_tokens, n_embd]."""
-    if pooling is Pooling.CLS:
-        return rows[0]
-    if pooling is Pooling.LAST:
-        return rows[-1]
-    return rows.mean(axis=0, dtype=np.float32)
+    if pooling is Pooling.MEAN:
+        mean: NDArray[np.float32] = np.mean(rows, axis=0, dtype=np.float32)
+        return mean
+    return np.array(rows[0 if pooling is Pooling.CLS else -1], np.float32)

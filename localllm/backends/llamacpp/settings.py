@@ -33,11 +33,13 @@ class ModelSettings:
 
     `n_gpu_layers` counts from the end, 0 = all on the CPU. `repack` makes a second copy of the
     weights in a layout that is faster for many rows (`native.md`: memory and load time).
+    `vocab_only`: no weights at all, for a tokenizer.
     """
 
     n_gpu_layers: int = 0
     use_mmap: bool = True
     repack: bool = True
+    vocab_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
