@@ -15,6 +15,8 @@ from typing import Annotated, Any, Literal, TypeAlias, get_type_hints
 
 import typer
 
+from localllm.cli.failures import Manner, told
+
 ENV_PREFIX = "LOCALLLM_"
 _SHARED = {"show_envvar": False, "show_default": True}
 
@@ -65,9 +67,7 @@ class SamplingFlags:
         int | None,
         option("--max-tokens", "-n", min=1, help="Longest answer; default: the rest of the context, at most 2048."),
     ] = None
-    temperature: Annotated[float | None, option("--temperature", "-t", min=0.0, help="0 = always the likeliest.")] = (
-        None
-    )
+    temperature: Annotated[float | None, option("--temperature", "-t", help="0 = always the likeliest.")] = None
     top_p: Annotated[float | None, option("--top-p", help="Likeliest tokens that hold this share.")] = None
     top_k: Annotated[int | None, option("--top-k", help="Only the K likeliest; 0 = all.")] = None
     min_p: Annotated[float | None, option("--min-p", help="Drop below this share of the likeliest.")] = None
@@ -98,12 +98,12 @@ class OutputFlags:
     stats: Annotated[bool, option("--stats", help="Counts and speeds on stderr.")] = False
     strict_length: Annotated[bool, option("--strict-length", help="Exit 9 if the length limit ended it.")] = False
     timeout: Annotated[
-        float | None, option("--timeout", metavar="SECONDS", min=0.0, help="Give up after this long; exit 124.")
+        float | None, option("--timeout", metavar="SECONDS", help="Give up after this long; exit 124.")
     ] = None
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Return `function` as a verb: parameters that are flag groups become one flag a field."""
+    """Return `function` as a verb: flag groups become one flag a field, failures become sentences."""
     hints = get_type_hints(function, include_extras=True)
     groups: dict[str, type] = {}
     flat: list[inspect.Parameter] = []
@@ -117,9 +117,11 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def call(**values: Any) -> None:
+        manner = Manner(bool(values.get("json")), bool(values.get("jsonl")), bool(values.get("verbose")))
         for name, kind in groups.items():
             values[name] = kind(**{field.name: values.pop(field.name) for field in fields(kind)})
-        function(**values)
+        with told(manner):
+            function(**values)
 
     call.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in flat}

@@ -1,0 +1,175 @@
+"""`localllm run`: one prompt, one answer."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+
+from localllm.cli.completion import complete_model
+from localllm.cli.options import LoadFlags, OutputFlags, PromptFlags, SamplingFlags, TalkFlags
+from localllm.cli.output import Notes
+from localllm.errors import LocalLLMError, StoppedByLength, UsageError
+
+if TYPE_CHECKING:
+    from localllm.cli.prompt_input import Question
+    from localllm.cli.render import Outcome
+    from localllm.cli.signals import Interrupts
+    from localllm.runtime.config import LoadConfig
+    from localllm.runtime.service import Service
+    from localllm.runtime.types import GenerationOptions, Request
+
+MaybeModel: TypeAlias = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[MODEL]",
+        help="File, directory, hf:org/repo[@revision][:QUANT], alias, or (part of) a stored name. Left out, with a "
+        "prompt of several words or text on stdin: smollm2:135m.",
+        autocompletion=complete_model,
+    ),
+]
+MaybePrompt: TypeAlias = Annotated[
+    str | None,
+    typer.Argument(metavar="[PROMPT]", help="What to ask; then come the files of -f, then what is piped in."),
+]
+
+
+def run(
+    model: MaybeModel = None,
+    prompt: MaybePrompt = None,
+    *,
+    asking: PromptFlags,
+    sampling: SamplingFlags,
+    load: LoadFlags,
+    output: OutputFlags,
+    talk: TalkFlags,
+) -> None:
+    """Answer one prompt on stdout.
+
+    The prompt is the argument, then the files of -f, then piped text, joined by blank lines.
+    """
+    from localllm.cli.prompt_input import read_question
+    from localllm.cli.signals import Interrupts
+    from localllm.cli.wishes import generation_options, load_config
+
+    notes = Notes(quiet=talk.quiet, verbose=talk.verbose)
+    check_output(output)
+    _check_raw(asking)
+    with Interrupts(checked_timeout(output.timeout)) as interrupts:
+        config, options = load_config(load, asking.template), generation_options(sampling)
+        arguments = [argument for argument in (model, prompt) if argument is not None]
+        question = read_question(arguments, asking.file or (), raw=asking.raw, quiet=talk.quiet)
+        request = build_request(question.prompt, asking, options)
+        with open_service(name_model(question, notes), config, request, notes) as service:
+            _answer(service, request, sampling, output, notes, interrupts)
+
+
+def build_request(prompt: str, asking: PromptFlags, options: GenerationOptions) -> Request:
+    """Return the request: one user turn after the system message, or the text as it is under --raw."""
+    from localllm.runtime.types import ChatRequest, CompletionRequest
+
+    if asking.raw:
+        return CompletionRequest(prompt, options)
+    system = [{"role": "system", "content": asking.system}] if asking.system else []
+    return ChatRequest((*system, {"role": "user", "content": prompt}), options)
+
+
+def name_model(question: Question, notes: Notes) -> str:
+    """Return the model to load; tell which one where none was named, and what else would fit here."""
+    if question.model is not None:
+        return question.model
+    from localllm.models import catalog, memory
+
+    notes.say(f"no model named: this is {catalog.DEFAULT_ALIAS}")
+    better = [
+        entry.alias for entry in catalog.best_for(memory.available_bytes()) if entry.alias != catalog.DEFAULT_ALIAS
+    ]
+    if better:
+        notes.say(f"this machine could also use {', '.join(better)} (localllm pull {better[0]})")
+    return catalog.DEFAULT_ALIAS
+
+
+def open_service(model: str, config: LoadConfig, sized_for: Request | None, notes: Notes) -> Service:
+    """Load a model beside the main thread, which stays open to signals and the time limit."""
+    from localllm.cli.signals import in_thread
+
+    def load() -> Service:
+        from localllm import compose
+
+        return compose.open(model, config, sized_for=sized_for)
+
+    notes.progress(f"loading {model}")
+    started_s = time.monotonic()
+    try:
+        service = in_thread(load)
+    finally:
+        notes.clear()
+    for line in service.model.notes:
+        notes.explain(line)
+    notes.explain(f"loaded in {time.monotonic() - started_s:.2f} s, context of {service.model.n_ctx} tokens")
+    return service
+
+
+def check_output(output: OutputFlags) -> None:
+    """Refuse two forms of output at once."""
+    if output.json and output.jsonl:
+        raise UsageError("--json and --jsonl exclude each other.", "--json for one document, --jsonl for the events")
+    if output.jsonl and output.extract:
+        raise UsageError("--jsonl gives every event; --extract has nothing to select there.", "use --json -x")
+
+
+def checked_timeout(timeout_s: float | None) -> float | None:
+    """Return the time limit. Raises UsageError unless it is a number of seconds above 0."""
+    if timeout_s is not None and not 0 < timeout_s < 1e8:
+        raise UsageError(f"--timeout takes a number of seconds above 0, not {timeout_s:g}.", "--timeout 60")
+    return timeout_s
+
+
+def conclude(outcome: Outcome, output: OutputFlags, interrupts: Interrupts) -> None:
+    """Raise what an answer that was written amounts to, where that is a failure.
+
+    Raises: AfterOutput; the error that ended the answer, where nothing on stdout told it yet.
+    """
+    from localllm.cli.failures import AfterOutput
+    from localllm.runtime.stream import rebuild
+
+    if outcome.error is not None:
+        error = rebuild(outcome.error)
+        raise AfterOutput(error) if output.jsonl else error
+    if interrupts.stopped is not None:
+        raise AfterOutput(interrupts.stopped)
+    if not outcome.found:
+        raise AfterOutput(LocalLLMError("The answer holds no fenced code block.", "leave -x out to see the answer"))
+    if outcome.finish_reason == "length" and output.strict_length:
+        limit = f"The answer was ended by its limit of {outcome.max_tokens} tokens."
+        raise AfterOutput(StoppedByLength(limit, "-n sets a higher one"))
+
+
+def _answer(
+    service: Service,
+    request: Request,
+    sampling: SamplingFlags,
+    output: OutputFlags,
+    notes: Notes,
+    interrupts: Interrupts,
+) -> None:
+    from localllm.cli.answering import Answering
+    from localllm.cli.render import document, stats_line
+
+    answering = Answering(service, output, notes, interrupts)
+    outcome = answering.stream(request, sampling.max_tokens)
+    if output.json and outcome.error is None:
+        answering.out.document(document(outcome, service.model))
+    if output.stats:
+        notes.always(stats_line(outcome))
+    conclude(outcome, output, interrupts)
+    if outcome.finish_reason == "length":
+        notes.say(f"note: ended by the limit of {outcome.max_tokens} tokens (-n sets a higher one)")
+
+
+def _check_raw(asking: PromptFlags) -> None:
+    if asking.raw and asking.system:
+        raise UsageError("--raw sends the prompt as it is; --system has no place in it.", "write it into the prompt")
+    if asking.raw and asking.template:
+        raise UsageError("--raw uses no template; --template would be ignored.", "leave one of them out")

@@ -1,0 +1,73 @@
+"""From flags to what the library takes: load settings and generation options, checked early."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from localllm.cli.options import LoadFlags, SamplingFlags
+from localllm.errors import UsageError
+
+if TYPE_CHECKING:
+    from localllm.runtime.config import GpuLayers, LoadConfig
+    from localllm.runtime.types import GenerationOptions
+
+MAX_ANSWER_TOKENS = 2048
+"""The longest answer that nobody asked to be longer (DESIGN 13)."""
+
+SAMPLING_NAMES = ("temperature", "top_p", "top_k", "min_p", "repeat_penalty")
+
+
+def load_config(flags: LoadFlags, template: Path | None = None) -> LoadConfig:
+    """Return the load settings. Raises UsageError naming the flag whose value makes no sense."""
+    from localllm.models.kv_types import KvTypes
+    from localllm.runtime.config import LoadConfig
+
+    kv = KvTypes.parse(flags.kv)
+    kv.check(head_sizes_k=(), head_sizes_v=(), flash_attn=flags.flash_attn != "off")
+    if template is not None and not template.is_file():
+        raise UsageError(f"There is no template file {template}.", "--template takes a file with a Jinja template")
+    return LoadConfig(
+        ctx=_number_or_auto("--ctx", flags.ctx),
+        kv=kv,
+        flash_attn=flags.flash_attn,
+        gpu=_gpu(flags.gpu),
+        threads=_number_or_auto("--threads", flags.threads),
+        template=template,
+    )
+
+
+def generation_options(flags: SamplingFlags, *, max_tokens: int | None = MAX_ANSWER_TOKENS) -> GenerationOptions:
+    """Return how to answer. Raises UsageError naming a setting that is out of its range."""
+    from localllm.runtime.sampling_params import Sampling, resolve
+    from localllm.runtime.types import GenerationOptions
+
+    wishes: dict[str, Any] = {name: getattr(flags, name) for name in SAMPLING_NAMES if getattr(flags, name) is not None}
+    resolve(Sampling(), wishes)
+    stop = tuple(flags.stop or ())
+    if "" in stop:
+        raise UsageError("--stop needs a text, not an empty one.", "leave --stop out to stop at nothing")
+    if flags.seed is not None and flags.seed < 0:
+        raise UsageError(f"--seed takes a whole number from 0, not {flags.seed}.", "leave --seed out for a random one")
+    return GenerationOptions(max_tokens=flags.max_tokens or max_tokens, seed=flags.seed, stop=stop, sampling=wishes)
+
+
+def _number_or_auto(flag: str, text: str) -> int | None:
+    if text == "auto":
+        return None
+    number = _positive(text)
+    if number is None:
+        raise UsageError(f"{flag} takes a number from 1 or auto, not {text!r}.", f"{flag} auto")
+    return number
+
+
+def _gpu(text: str) -> GpuLayers:
+    choices: dict[str, GpuLayers] = {"auto": "auto", "off": "off", "all": "all", "0": "off"}
+    number = choices.get(text) or _positive(text)
+    if number is None:
+        raise UsageError(f"--gpu takes auto, off, all or a number of layers, not {text!r}.", "--gpu auto")
+    return number
+
+
+def _positive(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0 else None
