@@ -140,6 +140,7 @@ class FakeEngine:
         self.batches: list[Batch] = []
         self.edits: list[Edit] = []
         self.computed: list[tuple[int, int]] = []  # (slot, position) of every row ever run
+        self.broken: list[str] = []
         self.closed = False
         self._script = script
         self._noise = np.random.default_rng(7).normal(0, noise, (64, spec.n_vocab)).astype(np.float32)
@@ -245,8 +246,8 @@ class FakeEngine:
                 if i >= len(item.tokens) - item.n_logits:
                     rows.append(self._logits(slot.tokens))
             slot.last_rows, slot.truncated, slot.settling = len(item.tokens), False, False
-            if self.spec.prefix_rule is PrefixRule.WINDOW:
-                slot.first_held = max(slot.first_held, len(slot.tokens) - self.spec.window_tokens)
+            if self.spec.prefix_rule is PrefixRule.WINDOW:  # lost: what was outside as the rows came in
+                slot.first_held = max(slot.first_held, item.start - self.spec.window_tokens)
             first_held[item.slot] = slot.first_held
         logits = np.array(rows, np.float32) if rows else np.zeros((0, self.spec.n_vocab), np.float32)
         return StepOutput(logits, first_held)
@@ -265,7 +266,7 @@ class FakeEngine:
         if not spec.ragged_rows:
             self._check(len({len(i.tokens) for i in batch.items}) == 1, "ragged rows")
         if not spec.mixes_prefill_and_decode:
-            kinds = {len(i.tokens) > 1 for i in batch.items}
+            kinds = {i.n_logits == len(i.tokens) for i in batch.items}
             self._check(len(kinds) == 1, "prefill and decode in one forward")
 
     def _logits(self, tokens: Sequence[int]) -> np.ndarray:
@@ -303,6 +304,7 @@ class FakeEngine:
 
     def _check(self, holds: bool, what: str) -> None:
         if not holds:
+            self.broken.append(what)
             raise RuleBroken(what)
 
 

@@ -57,16 +57,17 @@ class Room:
     def leader_of(self, sequence: Sequence, min_gain_tokens: int) -> Sequence | None:
         """Return the sequence whose prefill will soon hold a longer prefix of this one than anyone does now.
 
-        Where prefixes cannot be cut, the leader is told to stop and take a checkpoint at the fork.
+        Choices of one request always wait, others for `min_gain_tokens`. Where prefixes cannot be cut,
+        the leader is told to stop and take a checkpoint at the fork.
         """
         hits = self._cache.match(ROOT, sequence.tokens)
         n_now = self._best_source(sequence, hits)[1].n_tokens
         for hit in hits:
             leader = self._tenants.get(hit.slot)
             n_soon = min(hit.n_common, sequence.n_tokens - 1)
-            if leader is None or leader.phase is not Phase.PREFILL or n_soon - n_now < min_gain_tokens:
+            if leader is None or leader.phase is not Phase.PREFILL or n_soon <= leader.n_computed:
                 continue
-            if n_soon > leader.n_computed:
+            if n_soon - n_now >= (1 if leader.run is sequence.run else min_gain_tokens):
                 leader.cuts.add(n_soon)
                 return leader
         return None

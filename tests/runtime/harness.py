@@ -1,0 +1,126 @@
+"""Runs requests through the real loop on a FakeEngine, on this thread, and knows the right answers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from localllm.runtime.config import RuntimeConfig
+from localllm.runtime.cost import StepCost
+from localllm.runtime.draft.base import Draft, Drafted, Drafter
+from localllm.runtime.engine import EngineSpec, ExportUnit, PrefixRule
+from localllm.runtime.inbox import Cancel, Submit
+from localllm.runtime.loop import EngineLoop
+from localllm.runtime.prepare import ModelFacts, prepare
+from localllm.runtime.sampling_params import Sampling
+from localllm.runtime.scheduler import Scheduler
+from localllm.runtime.stream import Answer, TokenStream, collect
+from localllm.runtime.types import CompletionRequest, GenerationOptions
+from tests.fake_engine import EOS, SPEC, FakeEngine, next_token
+
+SPECS: dict[str, EngineSpec] = {
+    "any": SPEC,
+    "unshared copies": replace(SPEC, copy_shares_memory=False),
+    "window": replace(SPEC, prefix_rule=PrefixRule.WINDOW, window_tokens=24),
+    "recurrent": replace(
+        SPEC, prefix_rule=PrefixRule.CHECKPOINT, max_rollback_tokens=0, export_unit=ExportUnit.WHOLE
+    ),
+    "hybrid": replace(SPEC, prefix_rule=PrefixRule.CHECKPOINT, max_rollback_tokens=3, export_unit=ExportUnit.WHOLE),
+    "equal rows": replace(SPEC, ragged_rows=False),
+    "prefill apart": replace(SPEC, mixes_prefill_and_decode=False),
+    "everything hard": replace(
+        SPEC,
+        prefix_rule=PrefixRule.CHECKPOINT,
+        max_rollback_tokens=0,
+        export_unit=ExportUnit.WHOLE,
+        copy_shares_memory=False,
+        ragged_rows=False,
+        mixes_prefill_and_decode=False,
+    ),
+}
+
+
+class HalfRight:
+    """A drafter that knows the answer and lies at every third position."""
+
+    def __init__(self, n_tokens: int = 4) -> None:
+        self._n_tokens = n_tokens
+
+    def propose(self, sequences: Sequence[Drafted], budget: int) -> list[Draft]:
+        """Draft the true continuation with a mistake now and then."""
+        return [Draft(tuple(self._guess(list(s.tokens)))) for s in sequences]
+
+    def accepted(self, sequence: Drafted, tokens: Sequence[int]) -> None:
+        """Learn nothing."""
+
+    def forget(self, sequence: Drafted) -> None:
+        """Keep nothing."""
+
+    def _guess(self, tokens: list[int]) -> list[int]:
+        guessed: list[int] = []
+        for _ in range(self._n_tokens):
+            token = next_token([*tokens, *guessed])
+            guessed.append(token if (len(tokens) + len(guessed)) % 3 else 33)
+        return guessed
+
+
+class Bench:
+    """A loop without its thread: `step` it, or run it until nothing is left to do."""
+
+    def __init__(
+        self,
+        engine: FakeEngine | None = None,
+        config: RuntimeConfig = RuntimeConfig(),
+        drafter: Drafter | None = None,
+        sampling: Sampling = Sampling(temperature=0.0),
+    ) -> None:
+        self.engine = engine or FakeEngine()
+        self.cost = StepCost()
+        self.scheduler = Scheduler(self.engine.spec, config, self.cost)
+        self.loop = EngineLoop(self.engine, self.scheduler, self.cost, drafter)
+        self.facts = ModelFacts("fake", self.engine.tokenizer, None, sampling, SPEC.max_sequence_tokens)
+        self._ids = itertools.count()
+
+    def submit(self, prompt: Sequence[int], **options: object) -> TokenStream:
+        """Queue a prompt of token ids."""
+        request = CompletionRequest(
+            tuple(prompt), GenerationOptions(**{"max_tokens": 20, "seed": 1, **options}), f"r{next(self._ids)}"
+        )
+        stream = TokenStream(request.request_id, lambda: self.loop.inbox.put(Cancel(request.request_id)))
+        self.loop.inbox.put(Submit(prepare(request, self.facts, self.engine.spec, stream)))
+        return stream
+
+    def step(self) -> None:
+        """One step of the loop, without sleeping, then the ledger's own check."""
+        self.loop._wait_s = 0
+        self.loop.step()
+        assert not self.engine.broken, self.engine.broken
+        self.scheduler._room.slots.check_integrity()
+
+    def run(self, *, at_most: int = 5000, each_step: Callable[[int], None] = lambda n: None) -> None:
+        """Step until idle."""
+        self.step()
+        for n in range(at_most):
+            if self.scheduler.is_idle:
+                return
+            each_step(n)
+            self.step()
+        raise AssertionError("the scheduler does not come to an end")
+
+    def answer(self, prompt: Sequence[int], **options: object) -> Answer:
+        """Run one prompt to its end."""
+        stream = self.submit(prompt, **options)
+        self.run()
+        return collect(stream)
+
+
+def truth(prompt: Sequence[int], max_tokens: int = 20) -> tuple[int, ...]:
+    """Return the ids that a greedy answer must have (the end token is not told)."""
+    tokens = list(prompt)
+    for _ in range(max_tokens):
+        token = next_token(tokens)
+        if token == EOS:
+            break
+        tokens.append(token)
+    return tuple(tokens[len(prompt) :])
