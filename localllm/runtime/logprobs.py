@@ -24,8 +24,10 @@ def logprobs(logits: NDArray[np.floating[Any]], token: int, n_top: int, tokenize
     """
     best = float(logits.max())
     wide = logits.astype(np.float64)
-    wide -= best
-    log_sum = math.log(np.exp(wide).sum()) + _ROUNDING if math.isfinite(best) else math.inf
+    log_sum = math.inf
+    if math.isfinite(best):
+        wide -= best
+        log_sum = math.log(np.exp(wide).sum()) + _ROUNDING
 
     def entry(index: int, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
         value = float(wide[index]) - log_sum
