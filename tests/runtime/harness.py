@@ -23,9 +23,7 @@ SPECS: dict[str, EngineSpec] = {
     "any": SPEC,
     "unshared copies": replace(SPEC, copy_shares_memory=False),
     "window": replace(SPEC, prefix_rule=PrefixRule.WINDOW, window_tokens=24),
-    "recurrent": replace(
-        SPEC, prefix_rule=PrefixRule.CHECKPOINT, max_rollback_tokens=0, export_unit=ExportUnit.WHOLE
-    ),
+    "recurrent": replace(SPEC, prefix_rule=PrefixRule.CHECKPOINT, max_rollback_tokens=0, export_unit=ExportUnit.WHOLE),
     "hybrid": replace(SPEC, prefix_rule=PrefixRule.CHECKPOINT, max_rollback_tokens=3, export_unit=ExportUnit.WHOLE),
     "equal rows": replace(SPEC, ragged_rows=False),
     "prefill apart": replace(SPEC, mixes_prefill_and_decode=False),

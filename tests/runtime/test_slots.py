@@ -13,7 +13,9 @@ from localllm.runtime.slots import Checkpoint, Slot, Slots, common_prefix, usabl
 from tests.fake_engine import SPEC
 
 OPERATIONS = st.lists(
-    st.tuples(st.sampled_from(["grow", "cut", "copy", "free"]), st.integers(0, 3), st.integers(0, 3), st.integers(0, 40)),
+    st.tuples(
+        st.sampled_from(["grow", "cut", "copy", "free"]), st.integers(0, 3), st.integers(0, 3), st.integers(0, 40)
+    ),
     max_size=60,
 )
 
