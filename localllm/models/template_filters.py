@@ -1,0 +1,380 @@
+"""The filters, tests and functions that a chat template has: Jinja's, counted before they cost anything.
+
+Lists are made at once (no generator lives in a template), what prints or formats keeps origins, and
+what has no place in a prompt (urlize, xmlattr, lipsum, random, ...) is not there at all.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, ItemsView, KeysView, Mapping, ValuesView
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from jinja2 import filters as stock
+from jinja2 import tests as stock_tests
+from jinja2.exceptions import SecurityError
+from jinja2.runtime import Context, Undefined
+from jinja2.utils import Namespace, pass_context, pass_environment
+from markupsafe import escape
+
+from localllm.models import template_strings as strings
+from localllm.models.template_meter import OverBudget
+from localllm.models.template_text import NullText, concat, whole
+
+if TYPE_CHECKING:
+    from localllm.models.template_sandbox import Sandbox
+
+_MAX_PART = 64  # characters of an indent or separator
+_MAX_PRECISION = 100
+_MAX_FORMAT = 256
+
+
+class RaisedByTemplate(Exception):
+    """`raise_exception` was called: the words are the template's own."""
+
+
+class TemplateNamespace(Namespace):
+    """Jinja's namespace, whose attributes cannot begin with an underscore."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        attributes = dict(*args[1:], **kwargs)
+        for name in attributes:
+            _check_name(name)
+        Namespace.__init__(args[0], attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: Any) -> None:
+    if not isinstance(name, str) or name.startswith("_"):
+        raise SecurityError(f"a namespace cannot hold {name!r}")
+
+
+def raise_exception(message: Any = "") -> NoReturn:
+    """Refuse the conversation in the template's words."""
+    raise RaisedByTemplate(message)
+
+
+def listed(env: Sandbox, value: Any) -> list[Any]:
+    """Return any iterable of a template as a list."""
+    if isinstance(value, str):
+        env.meter.charge(strings.PART_CHARS * len(value))
+    elif isinstance(value, (list, tuple, range, dict, KeysView, ValuesView, ItemsView)):
+        env.meter.charge(8 * len(value))
+    else:
+        return list(_counted_items(env, value))
+    env.meter.tick(len(value))
+    return list(value)
+
+
+def _counted_items(env: Sandbox, value: Any) -> Any:
+    for item in value:
+        env.meter.charge(8)
+        yield item
+
+
+def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Count a filter or test whose cost does not depend on its arguments."""
+
+    @pass_environment
+    def counted(env: Sandbox, *args: Any, **kwargs: Any) -> Any:
+        env.meter.tick()
+        return function(*args, **kwargs)
+
+    return counted
+
+
+def _on_text(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Turn a bounded string operation into a filter on whatever prints."""
+
+    @pass_environment
+    def filtered(env: Sandbox, value: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(env.meter, env.present(value), *args, **kwargs)
+
+    return filtered
+
+
+def _on_list(function: Callable[..., Any], *, with_context: bool = False) -> Callable[..., Any]:
+    """Count a stock filter over a list (weighed as often as sorting it reads it), and list its result."""
+
+    @pass_context
+    def filtered(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
+        env: Any = context.environment
+        items = listed(env, value) if not isinstance(value, Undefined) else []
+        for _ in range(max(1, len(items).bit_length())):
+            env.meter.weigh(items)
+        result = function(context if with_context else env, items, *args, **kwargs)
+        return result if isinstance(result, (str, Mapping, Undefined, list)) else list(result)
+
+    return filtered
+
+
+def _on_whole(function: Callable[..., Any], growth: int) -> Callable[..., Any]:
+    """Count a stock text filter that moves characters about; its result is the caller's if its input was."""
+
+    @pass_environment
+    def filtered(env: Sandbox, value: Any, *args: Any, **kwargs: Any) -> str:
+        text = env.present(value)
+        env.meter.charge(growth * len(text))
+        return whole(str(function(env, text, *args, **kwargs)), text, args, kwargs)
+
+    return filtered
+
+
+@pass_environment
+def _tojson(
+    env: Sandbox,
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    for part in (indent, *(separators or ())):
+        width = part if isinstance(part, int) else len(part or "")
+        if width > _MAX_PART:
+            raise OverBudget(f"it indents by more than {_MAX_PART} characters")
+    n_chars = env.meter.weigh(value)
+    env.meter.charge(6 * n_chars)
+    text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    env.meter.charge(len(text))
+    return whole(text, value)
+
+
+@pass_environment
+def _join(env: Sandbox, value: Any, d: Any = "", attribute: Any = None) -> str:
+    items = [] if isinstance(value, Undefined) else listed(env, value)
+    if attribute is not None:
+        items = list(map(stock.make_attrgetter(env, attribute), items))
+    return strings.join(env.meter, env.present(d), [env.present(item) for item in items])
+
+
+@pass_environment
+def _replace(env: Sandbox, value: Any, old: Any, new: Any, count: int | None = None) -> str:
+    n_most = -1 if count is None else count
+    return strings.replace(env.meter, env.present(value), env.present(old), env.present(new), n_most)
+
+
+@pass_environment
+def _indent(env: Sandbox, value: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+    text = env.present(value)
+    step = width if isinstance(width, str) else strings.repeat(env.meter, " ", width)
+    lines = strings.splitlines(env.meter, concat((text, "\n")))
+    env.meter.charge(len(text) + len(step) * len(lines))
+    indented = [concat((step, line)) if at and (line or blank) else line for at, line in enumerate(lines)]
+    return concat((step if first else "", strings.join(env.meter, "\n", indented)))
+
+
+@pass_environment
+def _format(env: Sandbox, value: Any, *args: Any, **kwargs: Any) -> str:
+    if args and kwargs:
+        raise TypeError("can't handle positional and keyword arguments at the same time")
+    return strings.percent(env.meter, env.present(value), kwargs or args)
+
+
+@pass_environment
+def _int(env: Sandbox, value: Any, default: int = 0, base: int = 10) -> Any:
+    env.meter.weigh(value)
+    return env.meter.integer(stock.do_int(value, default, base))
+
+
+@pass_environment
+def _round(env: Sandbox, value: float, precision: int = 0, method: Any = "common") -> float:
+    env.meter.tick()
+    if abs(precision) > _MAX_PRECISION:
+        raise OverBudget(f"it rounds to more than {_MAX_PRECISION} digits")
+    return stock.do_round(value, precision, method)
+
+
+@pass_environment
+def _sum(env: Sandbox, value: Any, attribute: Any = None, start: float = 0) -> Any:
+    if not isinstance(start, (int, float)):
+        raise TypeError("sum adds numbers")
+    items = listed(env, value)
+    if attribute is not None:
+        items = list(map(stock.make_attrgetter(env, attribute), items))
+    return env.meter.integer(sum(items, start))
+
+
+@pass_environment
+def _items(env: Sandbox, value: Any) -> list[Any]:
+    return listed(env, stock.do_items(value))
+
+
+@pass_environment
+def _batch(env: Sandbox, value: Any, linecount: int, fill_with: Any = None) -> list[Any]:
+    env.meter.charge(8 * linecount)
+    return list(stock.do_batch(listed(env, value), linecount, fill_with))
+
+
+@pass_environment
+def _slice(env: Sandbox, value: Any, slices: int, fill_with: Any = None) -> list[Any]:
+    env.meter.tick(slices)
+    env.meter.charge(64 * slices)
+    return list(stock.sync_do_slice(listed(env, value), slices, fill_with))
+
+
+@pass_environment
+def _reverse(env: Sandbox, value: Any) -> Any:
+    if isinstance(value, str):
+        env.meter.charge(len(value))
+        return value[::-1]
+    return listed(env, value)[::-1]
+
+
+@pass_environment
+def _list(env: Sandbox, value: Any) -> list[Any]:
+    return [] if isinstance(value, Undefined) else listed(env, value)
+
+
+@pass_environment
+def _dictsort(env: Sandbox, value: Mapping[Any, Any], *args: Any, **kwargs: Any) -> list[Any]:
+    for _ in range(max(1, len(value).bit_length())):
+        env.meter.weigh(value)
+    return stock.do_dictsort(value, *args, **kwargs)
+
+
+@pass_environment
+def _safe(env: Sandbox, value: Any) -> str:
+    """Return the text: nothing is ever escaped for HTML here."""
+    return env.present(value)
+
+
+FILTERS: Mapping[str, Callable[..., Any]] = {
+    **{name: _on_text(strings.METHODS[name]) for name in ("upper", "lower", "capitalize")},
+    **dict.fromkeys(("string", "safe"), _safe),
+    **{name: _plain(len) for name in ("length", "count")},
+    **{name: _plain(stock.do_default) for name in ("default", "d")},
+    **{name: _on_whole(lambda _, text: escape(text), 6) for name in ("escape", "e", "forceescape")},
+    **{name: _on_list(getattr(stock, f"sync_do_{name}")) for name in ("unique", "groupby")},
+    **{name: _on_list(getattr(stock, f"do_{name}")) for name in ("sort", "min", "max")},
+    **{
+        name: _on_list(getattr(stock, f"sync_do_{name}"), with_context=True)
+        for name in ("map", "select", "reject", "selectattr", "rejectattr")
+    },
+    "abs": _plain(abs),
+    "attr": pass_environment(lambda env, value, name: stock.do_attr(env, value, name)),
+    "batch": _batch,
+    "center": _on_text(lambda meter, text, width=80: strings.pad(meter, text, width, how="center")),
+    "dictsort": _dictsort,
+    "first": pass_environment(lambda env, value: stock.sync_do_first(env, value)),
+    "float": _plain(stock.do_float),
+    "format": _format,
+    "indent": _indent,
+    "int": _int,
+    "items": _items,
+    "join": _join,
+    "last": pass_environment(lambda env, value: stock.do_last(env, value)),
+    "list": _list,
+    "replace": _replace,
+    "reverse": _reverse,
+    "round": _round,
+    "slice": _slice,
+    "sum": _sum,
+    "title": _on_whole(lambda _, text: stock.do_title(text), 8),
+    "tojson": _tojson,
+    "trim": _on_text(strings.strip),
+    "truncate": _on_whole(stock.do_truncate, 2),
+    "wordcount": _on_text(lambda meter, text: sum(1 for _ in _counted_words(meter, text))),
+}
+
+
+def _counted_words(meter: Any, text: str) -> Any:
+    meter.charge(len(text))
+    return re.finditer(r"\w+", text)
+
+
+def _weighed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Count a test that compares: it may read everything in its arguments."""
+
+    @pass_environment
+    def compare(env: Sandbox, *args: Any) -> Any:
+        for value in args:
+            env.meter.weigh(value)
+        return function(*args)
+
+    return compare
+
+
+def _is_none(value: Any) -> bool:
+    return value is None or isinstance(value, NullText)
+
+
+_COMPARING = [
+    "==",
+    "eq",
+    "equalto",
+    "!=",
+    "ne",
+    ">",
+    "gt",
+    "greaterthan",
+    "ge",
+    ">=",
+    "<",
+    "lt",
+    "lessthan",
+    "<=",
+    "le",
+    "in",
+]
+_SIMPLE = [
+    "odd",
+    "even",
+    "divisibleby",
+    "defined",
+    "undefined",
+    "boolean",
+    "false",
+    "true",
+    "integer",
+    "float",
+    "string",
+    "mapping",
+    "number",
+    "sequence",
+    "iterable",
+    "callable",
+    "sameas",
+]
+
+TESTS: Mapping[str, Callable[..., Any]] = {
+    **{name: _weighed(stock_tests.TESTS[name]) for name in _COMPARING},
+    **{name: _plain(stock_tests.TESTS[name]) for name in _SIMPLE},
+    "none": _plain(_is_none),
+    "lower": pass_environment(lambda env, value: env.present(value).islower()),
+    "upper": pass_environment(lambda env, value: env.present(value).isupper()),
+    "filter": stock_tests.TESTS["filter"],
+    "test": stock_tests.TESTS["test"],
+}
+
+
+def functions(env: Sandbox) -> dict[str, Callable[..., Any]]:
+    """Return the functions that a template may call by name."""
+
+    def numbers(*args: int) -> range:
+        made = range(*args)
+        if len(made) > env.limits.n_operations:
+            raise OverBudget("it makes a range of more numbers than it may count")
+        return made
+
+    def mapping(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+        env.meter.weigh(args)
+        return dict(*args, **kwargs)
+
+    def strftime_now(pattern: str) -> str:
+        if len(pattern) > _MAX_FORMAT:
+            raise OverBudget(f"it formats a date by more than {_MAX_FORMAT} characters")
+        return whole(datetime.now().strftime(pattern), pattern)
+
+    return {
+        "range": numbers,
+        "dict": mapping,
+        "namespace": TemplateNamespace,
+        "raise_exception": raise_exception,
+        "strftime_now": strftime_now,
+    }
