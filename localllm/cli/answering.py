@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from typing import TYPE_CHECKING
 
 from localllm.cli.fences import Everything, FenceExtractor, Selection
@@ -38,18 +37,22 @@ class Answering:
         outcome = Outcome(request.request_id)
         readers: tuple[Encoder, ...] = (outcome, self._encoder())
         stream = self._service.submit(request)
-        with self._interrupts.cancelling(stream.cancel), closing(iter(stream)) as arriving:
-            for event in arriving:
-                show_progress(event, self._notes)
-                shown = selection.push(event.text) if isinstance(event, events.Token) else ""
+        with self._interrupts.cancelling(stream.cancel):
+            try:
+                for event in stream:
+                    show_progress(event, self._notes)
+                    shown = selection.push(event.text) if isinstance(event, events.Token) else ""
+                    for reader in readers:
+                        reader.event(event, shown)
+                    self._tell_clipping(event, wanted_tokens)
+                    if selection.closed and outcome.usage is None:
+                        stream.cancel()
+                rest = selection.flush()
                 for reader in readers:
-                    reader.event(event, shown)
-                self._tell_clipping(event, wanted_tokens)
-                if selection.closed and not isinstance(event, (events.Done, events.Error)):
-                    stream.cancel()
-            rest = selection.flush()
-            for reader in readers:
-                reader.end(rest)
+                    reader.end(rest)
+            except BaseException:
+                stream.cancel()
+                raise
         outcome.found = selection.found
         if selection.closed and self._interrupts.stopped is None:
             outcome.finish_reason = "stop"

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 VERBS: tuple[str, ...] = (  # in the order of --help: module `localllm.cli.<verb>` with the function `<verb>`
     "run",
+    "chat",
 )
 GROUPS: tuple[str, ...] = (  # module `localllm.cli.<group>` with the function `build() -> typer.Typer`
     "config",

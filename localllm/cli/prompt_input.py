@@ -85,6 +85,11 @@ def read_stdin(*, asked_for: bool = False, quiet: bool = False) -> str | None:
         raise UsageError(f"Cannot read stdin: {error.strerror}.") from None
 
 
+def read_files(files: Sequence[Path]) -> list[str]:
+    """Return the texts of files. Raises UsageError for one that cannot be read or is no text."""
+    return [_read_file(file) for file in files]
+
+
 def decode(data: bytes, name: str) -> str:
     """Return UTF-8 text without its byte order mark. Raises UsageError naming the first bad byte."""
     if len(data) > MAX_BYTES:

@@ -1,0 +1,136 @@
+"""`localllm chat`: a conversation, turn by turn, on one loaded model."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+from localllm.cli.options import LoadFlags, OutputFlags, PromptFlags, SamplingFlags, TalkFlags
+from localllm.cli.output import Notes
+from localllm.cli.run import MaybeModel, check_output, checked_timeout, name_model, open_service
+from localllm.errors import LocalLLMError, UsageError
+
+if TYPE_CHECKING:
+    from localllm.cli.chat_input import Lines
+    from localllm.cli.chat_session import Session
+
+
+def chat(
+    model: MaybeModel = None,
+    *,
+    asking: PromptFlags,
+    sampling: SamplingFlags,
+    load: LoadFlags,
+    output: OutputFlags,
+    talk: TalkFlags,
+) -> None:
+    """Talk with a model; /help lists the commands.
+
+    Piped text is a script: each line, or block between two times three quotes, is a turn or a
+    command, and the first failure ends it. --timeout holds for the load and for each answer.
+    """
+    from localllm.cli.chat_input import open_lines
+    from localllm.cli.chat_session import Session
+    from localllm.cli.conversation import Conversation
+    from localllm.cli.prompt_input import Question
+    from localllm.cli.signals import Interrupts
+    from localllm.cli.wishes import generation_options, load_config
+
+    notes = Notes(quiet=talk.quiet, verbose=talk.verbose)
+    _check_flags(asking, output)
+    generation_options(sampling)
+    with Interrupts(checked_timeout(output.timeout)) as interrupts:
+        attached = _attached(asking)
+        config, lines = load_config(load, asking.template), open_lines()
+        with open_service(name_model(Question(model, ""), notes), config, None, notes) as service:
+            interrupts.rearm(None)
+            conversation = Conversation(asking.system)
+            session = Session(service, output, sampling, conversation, notes=notes, interrupts=interrupts)
+            if lines.is_script:
+                _follow_script(session, lines, attached)
+            else:
+                notes.say(f"{service.model.name}, context of {service.model.n_ctx} tokens; /help, Ctrl-D leaves")
+                _talk(session, lines, attached)
+
+
+def _follow_script(session: Session, lines: Lines, attached: str) -> None:
+    """Take every message of a pipe; the first failure ends it."""
+    from localllm.cli.chat_input import read_message
+
+    while True:
+        try:
+            text = read_message(lines)
+        except EOFError:
+            return
+        attached = _take(session, text, attached)
+
+
+def _talk(session: Session, lines: Lines, attached: str) -> None:
+    """Take messages until Ctrl-D, or Ctrl-C twice; failures are told and the talk goes on."""
+    from localllm.cli.chat_input import read_message
+    from localllm.cli.failures import AfterOutput, Manner, tell
+    from localllm.cli.signals import Stopped
+
+    was_stopped = False
+    while session.service.is_alive:
+        try:
+            attached = _take(session, read_message(lines), attached)
+            was_stopped = False
+        except EOFError:
+            return
+        except KeyboardInterrupt as interrupt:
+            stop = interrupt if isinstance(interrupt, Stopped) else Stopped(signal.SIGINT)
+            if was_stopped or stop.number != signal.SIGINT:
+                raise stop from None
+            was_stopped = True
+            session.notes.say("\nCtrl-C again, or Ctrl-D, leaves")
+        except AfterOutput as after:
+            if not _may_go_on(after.cause):
+                raise
+            was_stopped = isinstance(after.cause, Stopped) and after.cause.number == signal.SIGINT
+            tell(after.cause, Manner())
+        except LocalLLMError as error:
+            tell(error, Manner())
+    raise LocalLLMError("The model's engine has stopped.", "start the chat again; /save keeps a conversation")
+
+
+def _may_go_on(cause: BaseException) -> bool:
+    """Say whether a talk goes on after an answer that ended so."""
+    from localllm.cli.signals import Stopped
+    from localllm.errors import StoppedByLength
+
+    if isinstance(cause, Stopped):
+        return cause.number != signal.SIGTERM
+    return not isinstance(cause, StoppedByLength)
+
+
+def _take(session: Session, text: str, attached: str) -> str:
+    """Do a command or answer a question; return what is still to be attached to the first question."""
+    from localllm.cli.chat_commands import is_command, run_command
+
+    if not text.strip():
+        return attached
+    if is_command(text):
+        run_command(session, text)
+        return attached
+    session.ask("\n\n".join(part for part in (text.strip(), attached) if part))
+    return ""
+
+
+def _attached(asking: PromptFlags) -> str:
+    """Return the text of the -f files, for the first question."""
+    from localllm.cli.prompt_input import read_files
+
+    return "\n\n".join(text.strip("\r\n") for text in read_files(asking.file or ()))
+
+
+def _check_flags(asking: PromptFlags, output: OutputFlags) -> None:
+    from localllm.cli.prompt_input import STDIN
+
+    check_output(output)
+    if asking.raw:
+        raise UsageError("A chat needs the chat template; --raw has no place in it.", "localllm run --raw")
+    if output.json:
+        raise UsageError("A chat is not one document; --json has no place in it.", "localllm chat --jsonl")
+    if STDIN in (asking.file or ()):
+        raise UsageError("In a chat stdin holds the turns; -f - has no place in it.", "name a file after -f")

@@ -1,0 +1,94 @@
+"""One chat at work: its conversation, its settings, and a turn of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from localllm.cli.answering import Answering
+from localllm.cli.conversation import Conversation
+from localllm.cli.options import OutputFlags, SamplingFlags
+from localllm.cli.output import Notes
+from localllm.cli.render import Outcome, stats_line
+from localllm.cli.run import conclude
+from localllm.cli.signals import Interrupts
+from localllm.cli.wishes import generation_options
+from localllm.errors import UsageError
+from localllm.runtime.types import ChatRequest
+
+if TYPE_CHECKING:
+    from localllm.runtime.service import Service
+
+
+class Session:
+    """What the commands of a chat act on. A turn that fails leaves the conversation as it was."""
+
+    def __init__(
+        self,
+        service: Service,
+        output: OutputFlags,
+        sampling: SamplingFlags,
+        conversation: Conversation,
+        *,
+        notes: Notes,
+        interrupts: Interrupts,
+    ) -> None:
+        self.service = service
+        self.sampling = sampling
+        self.conversation = conversation
+        self.notes = notes
+        self.last: Outcome | None = None
+        self._output = output
+        self._interrupts = interrupts
+        self._answering = Answering(service, output, notes, interrupts)
+        self._n_repeats = 0
+
+    def ask(self, question: str) -> None:
+        """Answer a new question on stdout and keep both.
+
+        Raises: what refused or ended the answer; AfterOutput for a signal, the time limit, a
+        missing code block or --strict-length, after what there is was kept.
+        """
+        self._n_repeats = 0
+        self._turn(question, self.conversation)
+
+    def regenerate(self) -> None:
+        """Answer the last question again, with another seed where one is set; then the old answer goes."""
+        shorter = Conversation(self.conversation.system, list(self.conversation.turns))
+        question, _ = shorter.undo()
+        self._n_repeats += 1
+        self._turn(question, shorter)
+
+    def n_tokens(self) -> int:
+        """Return how many tokens the conversation so far takes; 0 before the first turn."""
+        messages = self.conversation.messages()
+        return len(self.service.prompt_tokens(ChatRequest(messages))) if self.conversation.turns else 0
+
+    def set(self, flags: SamplingFlags) -> None:
+        """Use other sampling settings from the next turn on. Raises UsageError for a bad one."""
+        generation_options(flags)
+        self.sampling = flags
+
+    def statistics(self) -> str:
+        """Return the last answer's counts and speeds. Raises UsageError before the first one."""
+        if self.last is None:
+            raise UsageError("There is no answer yet.", "ask something first")
+        return stats_line(self.last)
+
+    def _turn(self, question: str, before: Conversation) -> None:
+        options = generation_options(self.sampling)
+        if options.seed is not None:
+            options = replace(options, seed=options.seed + self._n_repeats)
+        self._interrupts.rearm(self._output.timeout)
+        try:
+            outcome = self._answering.stream(ChatRequest(before.messages(question), options), self.sampling.max_tokens)
+            if outcome.error is None and (outcome.text or outcome.finish_reason != "cancelled"):
+                before.turns.append((question, outcome.text))
+                self.conversation, self.last = before, outcome
+            if self._output.stats:
+                self.notes.always(stats_line(outcome))
+            conclude(outcome, self._output, self._interrupts)
+            if outcome.finish_reason == "length":
+                self.notes.say(f"note: ended by the limit of {outcome.max_tokens} tokens (/set max_tokens N)")
+        finally:
+            self._interrupts.rearm(None)
