@@ -15,8 +15,9 @@ import xxhash
 
 _MAGIC = b"LLKV"
 _VERSION = 1
-_HEADER = struct.Struct("<4sBB2x16sIIQQ")  # magic, version, kind, fingerprint, start, end, length, checksum
-HEADER_BYTES = _HEADER.size
+_HEADER = struct.Struct("<4sBB2x16sIIQ")  # magic, version, kind, fingerprint, start, end, length of the payload
+_CHECKSUM = struct.Struct("<Q")  # of the header before it and the payload after it
+HEADER_BYTES = _HEADER.size + _CHECKSUM.size
 
 
 class BadBlob(ValueError):
@@ -47,9 +48,9 @@ def digest(fingerprint: str) -> bytes:
 
 def seal(buffer: bytearray, kind: BlobKind, engine_digest: bytes, start: int, end: int) -> bytes:
     """Write the header into the first HEADER_BYTES of `buffer`, whose rest is the payload."""
-    payload = memoryview(buffer)[HEADER_BYTES:]
-    checksum = xxhash.xxh3_64_intdigest(payload)
-    _HEADER.pack_into(buffer, 0, _MAGIC, _VERSION, kind, engine_digest, start, end, len(payload), checksum)
+    n_bytes = len(buffer) - HEADER_BYTES
+    _HEADER.pack_into(buffer, 0, _MAGIC, _VERSION, kind, engine_digest, start, end, n_bytes)
+    _CHECKSUM.pack_into(buffer, _HEADER.size, _checksum(memoryview(buffer)))
     return bytes(buffer)
 
 
@@ -60,12 +61,19 @@ def unseal(blob: bytes, kind: BlobKind, engine_digest: bytes) -> Blob:
     """
     if len(blob) < HEADER_BYTES:
         raise BadBlob("shorter than its header")
-    magic, version, found_kind, made_by, start, end, n_bytes, checksum = _HEADER.unpack_from(blob)
-    payload = memoryview(blob)[HEADER_BYTES:]
+    magic, version, found_kind, made_by, start, end, n_bytes = _HEADER.unpack_from(blob)
+    view = memoryview(blob)
+    payload = view[HEADER_BYTES:]
     if magic != _MAGIC or version != _VERSION or found_kind != kind:
         raise BadBlob("not a state of this kind and version")
     if made_by != engine_digest:
         raise BadBlob("made by another model, build or setting")
-    if n_bytes != len(payload) or not start <= end or checksum != xxhash.xxh3_64_intdigest(payload):
+    if n_bytes != len(payload) or _CHECKSUM.unpack_from(blob, _HEADER.size)[0] != _checksum(view):
         raise BadBlob("damaged")
     return Blob(kind, start, end, payload)
+
+
+def _checksum(blob: memoryview) -> int:
+    state = xxhash.xxh3_64(blob[: _HEADER.size])
+    state.update(blob[HEADER_BYTES:])
+    return int(state.intdigest())

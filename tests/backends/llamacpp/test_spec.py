@@ -1,0 +1,78 @@
+"""The spec is the truth: what it denies is refused before native code, never silently wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from localllm.backends.llamacpp.guard import GuardError
+from localllm.runtime.engine import CopyPrefix, EditOutcome, ExportUnit, PrefixRule, Truncate
+from tests.backends.llamacpp.lanes import HYBRID, ROLLS_BACK, TEXT, TINY, WINDOWED, feed, forward, opened, rows
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_spec_names_what_each_model_can_do(tiny: Path, name: str) -> None:
+    with opened(tiny / f"{name}.gguf") as engine:
+        spec = engine.spec
+    if name in HYBRID:
+        assert spec.prefix_rule is PrefixRule.CHECKPOINT
+        assert spec.max_rollback_tokens == (4 if name in ROLLS_BACK else 0)
+        assert spec.export_unit is ExportUnit.WHOLE
+    else:
+        assert spec.prefix_rule is (PrefixRule.WINDOW if name in WINDOWED else PrefixRule.ANY)
+        assert spec.max_rollback_tokens is None
+        assert spec.export_unit is ExportUnit.BLOCK
+    assert spec.window_tokens == (32 if name in WINDOWED else 0)
+    assert (spec.n_vocab, spec.n_slots, spec.max_batch_tokens, spec.max_sequence_tokens) == (128, 6, 256, 1024)
+
+
+def test_spec_has_no_window_where_the_window_layers_keep_every_cell(tiny: Path) -> None:
+    with opened(tiny / "gemma3-dense.gguf", swa_full=True) as engine:
+        assert (engine.spec.prefix_rule, engine.spec.window_tokens) == (PrefixRule.ANY, 0)
+
+
+def test_fingerprint_tells_engines_apart_whose_states_do_not_fit(tiny: Path) -> None:
+    prints = set()
+    for changes in ({}, {"kv_k": "f16"}, {"kv_v": "f16"}, {"kv_unified": False}, {"n_rs_seq": 2}, {"n_slots": 6}):
+        with opened(tiny / "lfm2-dense.gguf", **changes) as engine:
+            prints.add(engine.spec.fingerprint)
+    with opened(tiny / "qwen35-dense.gguf") as engine:
+        prints.add(engine.spec.fingerprint)
+    assert len(prints) == 6  # the number of slots alone changes nothing
+
+
+@pytest.mark.parametrize("name", HYBRID)
+def test_a_state_is_never_copied_or_exported_in_part(tiny: Path, name: str) -> None:
+    with opened(tiny / f"{name}.gguf") as engine:
+        feed(engine, 0, TEXT[:50])
+        [copied] = engine.edit([CopyPrefix(0, 1, 49)])
+        assert (copied.n_valid, copied.outcome) == (0, EditOutcome.REFUSED)
+        with pytest.raises(GuardError, match="whole"):
+            engine.export(0, 0, 49)
+
+
+@pytest.mark.parametrize("name", HYBRID)
+@pytest.mark.parametrize("n_rows", [2, 3, 9])
+def test_a_rollback_deeper_than_the_snapshots_clears_the_slot(tiny: Path, name: str, n_rows: int) -> None:
+    with opened(tiny / f"{name}.gguf") as engine:
+        feed(engine, 0, TEXT[:50])
+        forward(engine, rows(0, 50, TEXT[50 : 50 + n_rows]))
+        allowed = min(engine.spec.max_rollback_tokens or 0, n_rows - 1)
+        [cut] = engine.edit([Truncate(0, 50 + n_rows - allowed - 1)])
+        assert (cut.n_valid, cut.outcome) == (0, EditOutcome.REFUSED)
+
+
+@pytest.mark.parametrize("name", ROLLS_BACK)
+def test_one_rollback_between_two_forwards(tiny: Path, name: str) -> None:
+    with opened(tiny / f"{name}.gguf") as engine:
+        feed(engine, 0, TEXT[:55], chunk=5)
+        engine.edit([Truncate(0, 53)])
+        for edit in (Truncate(0, 52), CopyPrefix(0, 1, 53)):
+            with pytest.raises(GuardError):
+                engine.edit([edit])
+        for ask in (lambda: engine.checkpoint(0), lambda: engine.export(0, 0, 53)):
+            with pytest.raises(GuardError):
+                ask()
+        feed(engine, 0, TEXT[53:55], 53)
+        assert engine.edit([CopyPrefix(0, 1, 55), Truncate(0, 54)])[1].outcome is EditOutcome.REFUSED  # after a copy
