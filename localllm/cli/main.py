@@ -13,6 +13,11 @@ from collections.abc import Sequence
 VERBS: tuple[str, ...] = (  # in the order of --help: module `localllm.cli.<verb>` with the function `<verb>`
     "run",
     "chat",
+    "pull",
+    "ls",
+    "show",
+    "rm",
+    "tokens",
 )
 GROUPS: tuple[str, ...] = (  # module `localllm.cli.<group>` with the function `build() -> typer.Typer`
     "config",

@@ -28,11 +28,11 @@ def load_config(flags: LoadFlags, template: Path | None = None) -> LoadConfig:
     if template is not None and not template.is_file():
         raise UsageError(f"There is no template file {template}.", "--template takes a file with a Jinja template")
     return LoadConfig(
-        ctx=_number_or_auto("--ctx", flags.ctx),
+        ctx=number_or_auto("--ctx", flags.ctx),
         kv=kv,
         flash_attn=flags.flash_attn,
         gpu=_gpu(flags.gpu),
-        threads=_number_or_auto("--threads", flags.threads),
+        threads=number_or_auto("--threads", flags.threads),
         template=template,
     )
 
@@ -52,7 +52,8 @@ def generation_options(flags: SamplingFlags, *, max_tokens: int | None = MAX_ANS
     return GenerationOptions(max_tokens=flags.max_tokens or max_tokens, seed=flags.seed, stop=stop, sampling=wishes)
 
 
-def _number_or_auto(flag: str, text: str) -> int | None:
+def number_or_auto(flag: str, text: str) -> int | None:
+    """Return a flag's whole number from 1, None for auto. Raises UsageError naming the flag."""
     if text == "auto":
         return None
     number = _positive(text)
