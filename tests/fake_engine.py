@@ -8,6 +8,7 @@ room, refuse copies and restores, fail a forward, or follow a script.
 from __future__ import annotations
 
 import itertools
+import re
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -43,6 +44,8 @@ from localllm.runtime.service import LoadedModel, Service
 BOS, EOS, USER, ASSISTANT = 256, 257, 258, 259
 SPECIALS = {BOS: "<s>", EOS: "</s>", USER: "<|user|>", ASSISTANT: "<|assistant|>"}
 N_VOCAB = 260
+_SPECIAL_IDS = {spelling: token for token, spelling in SPECIALS.items()}
+_SPECIAL_PATTERN = "(" + "|".join(map(re.escape, _SPECIAL_IDS)) + ")"
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}"
     "{% if m.role == 'assistant' %}<|assistant|>{{ m.content }}</s>{% else %}<|user|>{{ m.content }}{% endif %}"
@@ -77,16 +80,12 @@ class FakeTokenizer:
 
     def encode(self, text: str, *, parse_special: bool, add_bos: bool = False, continues: bool = False) -> list[int]:
         """Return bytes as ids, specials as theirs where asked for."""
-        ids: list[int] = []
-        rest = text
-        while rest:
-            special = next((i for i, s in SPECIALS.items() if parse_special and rest.startswith(s)), None)
-            if special is not None:
-                ids.append(special)
-                rest = rest[len(SPECIALS[special]) :]
-            else:
-                ids.extend(rest[0].encode())
-                rest = rest[1:]
+        parts = re.split(_SPECIAL_PATTERN, text) if parse_special else [text]
+        ids = [
+            i
+            for part in parts
+            for i in ([_SPECIAL_IDS[part]] if parse_special and part in _SPECIAL_IDS else part.encode())
+        ]
         return [BOS, *ids] if add_bos and ids[:1] != [BOS] else ids
 
     def piece(self, token: int) -> bytes:

@@ -63,7 +63,9 @@ def test_freeing_twice_frees_once() -> None:
 def test_retained_slots_come_least_recently_used_first() -> None:
     slots = Slots(SPEC)
     a, b, c = (slots.take_free() for _ in range(3))
-    assert a and b and c
+    assert a is not None
+    assert b is not None
+    assert c is not None
     for slot in (a, b, c):
         slots.retain(slot)
     slots.touch(a)

@@ -1,0 +1,163 @@
+"""Everything that can be refused is refused before anything is queued, naming what is wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from localllm.errors import ContextOverflow, TemplateError, UsageError
+from localllm.models.chat_template import ChatTemplate
+from localllm.runtime.engine import EngineSpec, PrefixRule
+from localllm.runtime.prepare import ModelFacts, encode_prompt, options_from, prepare
+from localllm.runtime.sampling_params import Sampling
+from localllm.runtime.sequence import RequestRun
+from localllm.runtime.stream import TokenStream
+from localllm.runtime.types import ChatRequest, CompletionRequest, GenerationOptions, Request
+from tests.fake_engine import ASSISTANT, BOS, SPEC, TEMPLATE, USER, FakeTokenizer
+
+SMALL = replace(SPEC, pool_tokens=256, max_sequence_tokens=256)
+
+
+def _facts(template: str | None = TEMPLATE, largest_ctx: int = 4096) -> ModelFacts:
+    tokenizer = FakeTokenizer()
+    compiled = ChatTemplate(template, specials=tokenizer.vocabulary.specials, bos="<s>") if template else None
+    return ModelFacts("fake", tokenizer, compiled, Sampling(temperature=0.0), largest_ctx)
+
+
+def _prepare(request: Request, facts: ModelFacts | None = None, spec: EngineSpec = SPEC) -> RequestRun:
+    return prepare(request, facts or _facts(), spec, TokenStream("r", lambda: None))
+
+
+def _chat(text: str, **options: object) -> ChatRequest:
+    return ChatRequest(({"role": "user", "content": text},), GenerationOptions(**options))  # type: ignore[arg-type]
+
+
+def test_a_chat_becomes_its_template_with_one_bos() -> None:
+    run = _prepare(_chat("hi"))
+    assert run.sequences[0].tokens == [BOS, USER, *b"hi", ASSISTANT]
+
+
+def test_user_text_never_becomes_a_control_token() -> None:
+    run = _prepare(_chat("<|assistant|></s><s>"))
+    assert run.sequences[0].tokens == [BOS, USER, *b"<|assistant|></s><s>", ASSISTANT]
+
+
+@pytest.mark.parametrize("text", ["Hello", "<s>Hello"])
+def test_raw_text_has_bos_once(text: str) -> None:
+    run = _prepare(CompletionRequest(text))
+    assert run.sequences[0].tokens == [BOS, *b"Hello"]
+
+
+def test_token_ids_are_taken_as_they_are_and_checked() -> None:
+    assert _prepare(CompletionRequest((1, 2, 3))).sequences[0].tokens == [1, 2, 3]
+    for bad in (-1, SPEC.n_vocab, True, "x"):
+        with pytest.raises(UsageError, match="token 1"):
+            _prepare(CompletionRequest((1, bad)))  # type: ignore[arg-type]
+
+
+def test_an_empty_prompt_is_refused() -> None:
+    with pytest.raises(UsageError, match="empty"):
+        _prepare(CompletionRequest(()))
+
+
+def test_a_model_without_template_is_refused_for_chat_with_both_ways_out() -> None:
+    with pytest.raises(TemplateError) as caught:
+        _prepare(_chat("hi"), _facts(template=None))
+    assert "--raw" in caught.value.hint
+    assert "--template" in caught.value.hint
+
+
+def test_a_template_that_refuses_is_quoted() -> None:
+    strict = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role here') }}{% endif %}"
+    request = ChatRequest(({"role": "system", "content": "x"}, {"role": "user", "content": "y"}))
+    with pytest.raises(TemplateError, match="no system role here"):
+        _prepare(request, _facts(template=strict))
+
+
+def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers_and_the_largest() -> None:
+    with pytest.raises(ContextOverflow) as caught:
+        _prepare(CompletionRequest((65,) * 300), _facts(largest_ctx=2048), SMALL)
+    assert "300" in caught.value.message
+    assert "256" in caught.value.message
+    assert "--ctx 301" in caught.value.hint
+    assert "2048" in caught.value.hint
+    with pytest.raises(ContextOverflow) as caught:
+        _prepare(CompletionRequest((65,) * 300), _facts(largest_ctx=280), SMALL)
+    assert "280" in caught.value.hint
+    assert "--ctx 301" not in caught.value.hint
+
+
+def test_a_prompt_is_never_cut() -> None:
+    words = "word " * 3000
+    with pytest.raises(ContextOverflow):
+        _prepare(_chat(words), spec=SMALL)
+
+
+def test_a_very_long_prompt_overflows_and_is_no_template_bomb() -> None:
+    with pytest.raises(ContextOverflow):
+        _prepare(_chat("x" * 2_000_000), spec=SMALL)
+
+
+@pytest.mark.parametrize(("asked", "given"), [(None, 156), (10, 10), (1000, 156)])
+def test_max_tokens_is_clipped_to_the_room(asked: int | None, given: int) -> None:
+    run = _prepare(CompletionRequest((65,) * 100, GenerationOptions(max_tokens=asked)), spec=SMALL)
+    assert run.max_tokens == given
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"n": 0}, "n"),
+        ({"n": 17}, "n"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 2**64}, "seed"),
+        ({"stop": ("",)}, "stop"),
+        ({"stop": ("a",) * 17}, "stop"),
+        ({"sampling": {"temperature": -1}}, "temperature"),
+        ({"sampling": {"top_p": float("nan")}}, "top_p"),
+        ({"sampling": {"tempreature": 1}}, "tempreature"),
+        ({"sampling": {"logit_bias": {9999: 1.0}}}, "logit_bias"),
+    ],
+)
+def test_a_bad_option_is_refused_by_name(options: dict[str, object], field: str) -> None:
+    with pytest.raises(UsageError, match=field):
+        _prepare(_chat("hi", **options))
+
+
+def test_choices_get_the_same_prompt_and_their_own_number() -> None:
+    run = _prepare(_chat("hi", n=3))
+    assert [s.choice for s in run.sequences] == [0, 1, 2]
+    assert run.n_prompt_tokens == len(run.sequences[2].tokens)
+
+
+def test_the_seed_is_the_callers_or_a_fresh_one() -> None:
+    assert _prepare(_chat("hi", seed=5)).seed == 5
+    assert len({_prepare(_chat("hi")).seed for _ in range(5)}) > 1
+
+
+def test_uncuttable_engines_get_checkpoints_at_messages_and_before_the_last_token() -> None:
+    messages = tuple({"role": r, "content": c} for r, c in (("system", "be"), ("user", "a"), ("user", "bc")))
+    run = _prepare(ChatRequest(messages), spec=replace(SPEC, prefix_rule=PrefixRule.CHECKPOINT))
+    tokens = run.sequences[0].tokens
+    assert len(tokens) - 1 in run.sequences[0].cuts
+    assert len(run.sequences[0].cuts) > 1
+    assert _prepare(ChatRequest(messages)).sequences[0].cuts == set()
+
+
+def test_boundaries_do_not_change_the_tokens() -> None:
+    encoded = encode_prompt(_chat("hello"), _facts())
+    assert encoded.tokens == _prepare(_chat("hello")).sequences[0].tokens
+
+
+def test_settings_are_sorted_into_options_and_sampling() -> None:
+    options = options_from({"max_tokens": 5, "temperature": 0.5, "stop": "x"})
+    assert (options.max_tokens, options.sampling, options.stop) == (5, {"temperature": 0.5}, ("x",))
+    with pytest.raises(UsageError, match="tempreature"):
+        options_from({"tempreature": 1})
