@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 class Answering:
     """Streams answers of one service under one set of output flags."""
 
-    def __init__(self, service: Service, flags: OutputFlags, notes: Notes, interrupts: Interrupts) -> None:
+    def __init__(
+        self, service: Service, flags: OutputFlags, out: Answer, *, notes: Notes, interrupts: Interrupts
+    ) -> None:
         self._service = service
         self._flags = flags
         self._notes = notes
         self._interrupts = interrupts
-        self.out = Answer()
+        self._out = out
 
     def stream(self, request: Request, wanted_tokens: int | None) -> Outcome:
         """Write the answer to `request` as it comes; return what it came to.
@@ -60,8 +62,8 @@ class Answering:
 
     def _encoder(self) -> Encoder:
         if self._flags.jsonl:
-            return JsonlEncoder(self.out)
-        return SilentEncoder() if self._flags.json else TextEncoder(self.out, may_be_nothing=self._flags.extract)
+            return JsonlEncoder(self._out)
+        return SilentEncoder() if self._flags.json else TextEncoder(self._out, may_be_nothing=self._flags.extract)
 
     def _tell_clipping(self, event: events.Event, wanted_tokens: int | None) -> None:
         if isinstance(event, events.Admitted) and wanted_tokens is not None and event.max_tokens < wanted_tokens:

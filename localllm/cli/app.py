@@ -13,7 +13,7 @@ from typer.main import get_command
 
 from localllm.cli.failures import Manner, flush_stdout, tell, usage_failure
 from localllm.cli.options import command
-from localllm.cli.output import write_stderr
+from localllm.cli.output import CLOSED_EXIT_CODE, write_stderr
 from localllm.cli.settings import apply_settings, config_path
 
 COMPLETION_VARIABLE = "_LOCALLLM_COMPLETE"
@@ -38,7 +38,8 @@ def run_command(argv: Sequence[str], verbs: Sequence[str], groups: Sequence[str]
             return error.exit_code
         return tell(usage_failure(error), manner)
     except SystemExit as end:
-        result = end.code
+        # Outside of completion typer exits by itself only where nobody reads what it prints.
+        result = end.code if COMPLETION_VARIABLE in os.environ else CLOSED_EXIT_CODE
     except Exception as error:
         return tell(error, manner)
     return flush_stdout(result if isinstance(result, int) else 0)

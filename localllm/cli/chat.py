@@ -6,7 +6,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from localllm.cli.options import LoadFlags, OutputFlags, PromptFlags, SamplingFlags, TalkFlags
-from localllm.cli.output import Notes
+from localllm.cli.output import Answer, Notes
 from localllm.cli.run import MaybeModel, check_output, checked_timeout, name_model, open_service
 from localllm.errors import LocalLLMError, UsageError
 
@@ -36,7 +36,7 @@ def chat(
     from localllm.cli.signals import Interrupts
     from localllm.cli.wishes import generation_options, load_config
 
-    notes = Notes(quiet=talk.quiet, verbose=talk.verbose)
+    out, notes = Answer(), Notes(quiet=talk.quiet, verbose=talk.verbose)
     _check_flags(asking, output)
     generation_options(sampling)
     with Interrupts(checked_timeout(output.timeout)) as interrupts:
@@ -45,7 +45,7 @@ def chat(
         with open_service(name_model(Question(model, ""), notes), config, None, notes) as service:
             interrupts.rearm(None)
             conversation = Conversation(asking.system)
-            session = Session(service, output, sampling, conversation, notes=notes, interrupts=interrupts)
+            session = Session(service, output, sampling, conversation, out=out, notes=notes, interrupts=interrupts)
             if lines.is_script:
                 _follow_script(session, lines, attached)
             else:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from localllm.cli.answering import Answering
 from localllm.cli.conversation import Conversation
 from localllm.cli.options import OutputFlags, SamplingFlags
-from localllm.cli.output import Notes
+from localllm.cli.output import Answer, Notes
 from localllm.cli.render import Outcome, stats_line
-from localllm.cli.run import conclude
+from localllm.cli.run import finish
 from localllm.cli.signals import Interrupts
 from localllm.cli.wishes import generation_options
 from localllm.errors import UsageError
@@ -30,6 +30,7 @@ class Session:
         sampling: SamplingFlags,
         conversation: Conversation,
         *,
+        out: Answer,
         notes: Notes,
         interrupts: Interrupts,
     ) -> None:
@@ -40,7 +41,7 @@ class Session:
         self.last: Outcome | None = None
         self._output = output
         self._interrupts = interrupts
-        self._answering = Answering(service, output, notes, interrupts)
+        self._answering = Answering(service, output, out, notes=notes, interrupts=interrupts)
         self._n_repeats = 0
 
     def ask(self, question: str) -> None:
@@ -85,10 +86,6 @@ class Session:
             if outcome.error is None and (outcome.text or outcome.finish_reason != "cancelled"):
                 before.turns.append((question, outcome.text))
                 self.conversation, self.last = before, outcome
-            if self._output.stats:
-                self.notes.always(stats_line(outcome))
-            conclude(outcome, self._output, self._interrupts)
-            if outcome.finish_reason == "length":
-                self.notes.say(f"note: ended by the limit of {outcome.max_tokens} tokens (/set max_tokens N)")
+            finish(outcome, self._output, self.notes, self._interrupts)
         finally:
             self._interrupts.rearm(None)

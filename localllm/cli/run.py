@@ -9,7 +9,7 @@ import typer
 
 from localllm.cli.completion import complete_model
 from localllm.cli.options import LoadFlags, OutputFlags, PromptFlags, SamplingFlags, TalkFlags
-from localllm.cli.output import Notes
+from localllm.cli.output import Answer, Notes
 from localllm.errors import LocalLLMError, StoppedByLength, UsageError
 
 if TYPE_CHECKING:
@@ -49,11 +49,13 @@ def run(
 
     The prompt is the argument, then the files of -f, then piped text, joined by blank lines.
     """
+    from localllm.cli.answering import Answering
     from localllm.cli.prompt_input import read_question
+    from localllm.cli.render import document
     from localllm.cli.signals import Interrupts
     from localllm.cli.wishes import generation_options, load_config
 
-    notes = Notes(quiet=talk.quiet, verbose=talk.verbose)
+    out, notes = Answer(), Notes(quiet=talk.quiet, verbose=talk.verbose)
     check_output(output)
     _check_raw(asking)
     with Interrupts(checked_timeout(output.timeout)) as interrupts:
@@ -62,7 +64,11 @@ def run(
         question = read_question(arguments, asking.file or (), raw=asking.raw, quiet=talk.quiet)
         request = build_request(question.prompt, asking, options)
         with open_service(name_model(question, notes), config, request, notes) as service:
-            _answer(service, request, sampling, output, notes, interrupts)
+            answering = Answering(service, output, out, notes=notes, interrupts=interrupts)
+            outcome = answering.stream(request, sampling.max_tokens)
+            if output.json and outcome.error is None:
+                out.document(document(outcome, service.model))
+            finish(outcome, output, notes, interrupts)
 
 
 def build_request(prompt: str, asking: PromptFlags, options: GenerationOptions) -> Request:
@@ -126,14 +132,17 @@ def checked_timeout(timeout_s: float | None) -> float | None:
     return timeout_s
 
 
-def conclude(outcome: Outcome, output: OutputFlags, interrupts: Interrupts) -> None:
-    """Raise what an answer that was written amounts to, where that is a failure.
+def finish(outcome: Outcome, output: OutputFlags, notes: Notes, interrupts: Interrupts) -> None:
+    """Tell what remains to be told of an answer that was written; raise where that is a failure.
 
     Raises: AfterOutput; the error that ended the answer, where nothing on stdout told it yet.
     """
     from localllm.cli.failures import AfterOutput
+    from localllm.cli.render import stats_line
     from localllm.runtime.stream import rebuild
 
+    if output.stats:
+        notes.always(stats_line(outcome))
     if outcome.error is not None:
         error = rebuild(outcome.error)
         raise AfterOutput(error) if output.jsonl else error
@@ -141,31 +150,11 @@ def conclude(outcome: Outcome, output: OutputFlags, interrupts: Interrupts) -> N
         raise AfterOutput(interrupts.stopped)
     if not outcome.found:
         raise AfterOutput(LocalLLMError("The answer holds no fenced code block.", "leave -x out to see the answer"))
-    if outcome.finish_reason == "length" and output.strict_length:
-        limit = f"The answer was ended by its limit of {outcome.max_tokens} tokens."
-        raise AfterOutput(StoppedByLength(limit, "-n sets a higher one"))
-
-
-def _answer(
-    service: Service,
-    request: Request,
-    sampling: SamplingFlags,
-    output: OutputFlags,
-    notes: Notes,
-    interrupts: Interrupts,
-) -> None:
-    from localllm.cli.answering import Answering
-    from localllm.cli.render import document, stats_line
-
-    answering = Answering(service, output, notes, interrupts)
-    outcome = answering.stream(request, sampling.max_tokens)
-    if output.json and outcome.error is None:
-        answering.out.document(document(outcome, service.model))
-    if output.stats:
-        notes.always(stats_line(outcome))
-    conclude(outcome, output, interrupts)
     if outcome.finish_reason == "length":
-        notes.say(f"note: ended by the limit of {outcome.max_tokens} tokens (-n sets a higher one)")
+        limit = f"the answer was ended by its limit of {outcome.max_tokens} tokens"
+        if output.strict_length:
+            raise AfterOutput(StoppedByLength(f"{limit.capitalize()}.", "-n sets a higher one"))
+        notes.say(f"note: {limit} (-n)")
 
 
 def _check_raw(asking: PromptFlags) -> None:

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import localllm
 import pytest
+
+import localllm
 from localllm.cli import main
 from localllm.cli.app import run_command
 from localllm.runtime.engine import Batch

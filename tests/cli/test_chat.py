@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from localllm.cli import chat_input
 from localllm.cli.chat_input import PROMPT, read_message
 from localllm.cli.conversation import Conversation, load, save
@@ -130,8 +131,20 @@ def test_settings_can_be_shown_changed_and_reset(cli: Cli, opened: Opened) -> No
 
 @pytest.mark.parametrize(
     "command",
-    ["/set ctx 5", "/set max_tokens 0", "/set top_k x", "/set temperature -1", "/set seed -1", "/undo", "/regen"]
-    + ["/stats", "/save", "/load", "/load /no/such/file", "/what"],
+    [
+        "/set ctx 5",
+        "/set max_tokens 0",
+        "/set top_k x",
+        "/set temperature -1",
+        "/set seed -1",
+        "/undo",
+        "/regen",
+        "/stats",
+        "/save",
+        "/load",
+        "/load /no/such/file",
+        "/what",
+    ],
 )
 def test_bad_commands_are_told_and_the_talk_goes_on(
     cli: Cli, opened: Opened, typed: Callable[..., Typed], command: str

@@ -9,6 +9,7 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from localllm.cli.fences import FenceExtractor
 from localllm.cli.output import Answer, Notes
 from localllm.cli.render import Outcome, TextEncoder, stats_line

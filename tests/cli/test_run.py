@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from localllm.errors import ContextOverflow, ModelNotFound, NotEnoughMemory
 from localllm.models.catalog import DEFAULT_ALIAS
 from tests.cli.conftest import Opened, Result

@@ -1,0 +1,155 @@
+"""The command as a process: help, version, completion, exit codes, and what a start imports."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from localllm import __version__
+from localllm.cli import main
+from tests.cli.conftest import Result
+
+Cli = Callable[..., Result]
+COMMAND = [sys.executable, "-m", "localllm"]
+HEAVY = ("numpy", "jinja2", "httpx", "httpx2", "huggingface_hub", "llama_cpp", "rich", "msgspec", "pydantic", "asyncio")
+
+
+def _run(*argv: str, **more: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *argv], capture_output=True, text=True, check=False, timeout=60, **more)  # type: ignore[call-overload,no-any-return]
+
+
+def test_help_lists_every_verb(cli: Cli) -> None:
+    result = cli("--help")
+    assert result.code == 0
+    assert all(f"  {verb} " in result.out for verb in (*main.VERBS, *main.GROUPS))
+
+
+@pytest.mark.parametrize("verb", [*main.VERBS, *main.GROUPS])
+def test_each_verb_has_help(cli: Cli, verb: str) -> None:
+    result = cli(verb, "--help")
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith(f"Usage: localllm {verb}")
+
+
+def test_version(cli: Cli) -> None:
+    assert cli("--version") == Result(0, f"localllm {__version__}\n", "")
+
+
+@pytest.mark.parametrize("argv", [[], ["config"]])
+def test_missing_verb_shows_help_on_stderr(cli: Cli, argv: list[str]) -> None:
+    result = cli(*argv)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("Usage: localllm")
+
+
+@pytest.mark.parametrize("argv", [["frob"], ["--frob"], ["run", "--frob"], ["run", "m", "hi", "-n"]])
+def test_unknown_words_are_a_sentence_and_exit_2(cli: Cli, argv: list[str]) -> None:
+    result = cli(*argv)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("error: ")
+    assert "--help" in result.err
+
+
+def test_usage_error_under_json_is_a_document_too(cli: Cli) -> None:
+    result = cli("run", "m", "hi", "--json", "-n", "x")
+    assert result.code == 2
+    assert result.json()["error"]["code"] == "invalid_request"
+
+
+def test_help_imports_nothing_heavy() -> None:
+    probe = (
+        "import sys; from localllm.cli.app import run_command; from localllm.cli import main\n"
+        "run_command(sys.argv[1:], main.VERBS, main.GROUPS)\n"
+        f"print(sorted(m for m in {HEAVY!r} if m in sys.modules), file=sys.stderr)"
+    )
+    for argv in (["--help"], ["run", "--help"], ["run"]):
+        done = subprocess.run(
+            [sys.executable, "-c", probe, *argv], capture_output=True, text=True, check=False, timeout=60
+        )
+        assert done.stderr.splitlines()[-1] == "[]", argv
+
+
+def test_completion_offers_verbs_and_models() -> None:
+    def offered(line: str) -> str:
+        return _run(
+            env={
+                **os.environ,
+                "_LOCALLLM_COMPLETE": "complete_bash",
+                "COMP_WORDS": line,
+                "COMP_CWORD": str(line.count(" ")),
+            }
+        ).stdout
+
+    assert "run" in offered("localllm ru").split()
+    assert "--max-tokens" in offered("localllm run --max").split()
+    assert "smollm2:135m" in offered("localllm run smol").split()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_script_is_shown_for_each_shell(shell: str) -> None:
+    done = _run("--show-completion", shell, env={**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"})
+    assert done.returncode == 0
+    assert "_LOCALLLM_COMPLETE" in done.stdout
+
+
+def test_closed_reader_of_help_is_quiet() -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    done = subprocess.run([*COMMAND, "--help"], stdout=write_end, stderr=subprocess.PIPE, check=False, timeout=60)
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_full_disk_under_help_is_a_sentence() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*COMMAND, "--help"], stdout=full, stderr=subprocess.PIPE, check=False, timeout=60)
+    assert done.returncode == 1
+    assert b"No space left" in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+def test_closed_stdout_is_a_sentence_and_nothing_is_loaded() -> None:
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"exec {sys.executable} -m localllm run m hi <&- >&-"],
+        stderr=subprocess.PIPE,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"error: Stdout is closed")
+
+
+@pytest.mark.parametrize("delay_s", [0.03, 0.06, 0.1, 0.15, 0.25])
+def test_interrupt_at_any_moment_of_the_start_leaves_no_traceback(delay_s: float) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "run", "m"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(delay_s)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode in (143, -signal.SIGTERM)
+    assert out == b""
+    assert b"Traceback" not in err
+
+
+def test_ignored_interrupt_stays_ignored() -> None:
+    """A shell starts background jobs so: Ctrl-C in the foreground must not end them."""
+    script = f"trap '' INT; exec {sys.executable} -m localllm run m"
+    process = subprocess.Popen(["/bin/sh", "-c", script], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(0.6)
+    process.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.5)
+    process.terminate()
+    process.communicate(timeout=30)
+    assert process.returncode == 143
