@@ -38,8 +38,8 @@ def run_command(argv: Sequence[str], verbs: Sequence[str], groups: Sequence[str]
             return error.exit_code
         return tell(usage_failure(error), manner)
     except SystemExit as end:
-        # Outside of completion typer exits by itself only where nobody reads what it prints.
-        result = end.code if COMPLETION_VARIABLE in os.environ else CLOSED_EXIT_CODE
+        # Typer itself exits with 1 where nobody reads what it prints.
+        result = CLOSED_EXIT_CODE if end.code == 1 else end.code
     except Exception as error:
         return tell(error, manner)
     return flush_stdout(result if isinstance(result, int) else 0)
