@@ -30,7 +30,7 @@ def tokens(model: Model, text: Text = None, encode: Encode = False, decode: Deco
     """
     if encode and decode:
         raise UsageError("--encode and --decode exclude each other.", "leave one of them out")
-    given = text if text is not None else _stdin_text()
+    given = _checked(text) if text is not None else _stdin_text()
     wanted = _parse_ids(given) if decode else None
     from localllm import compose
 
@@ -79,6 +79,15 @@ def _parse_ids(text: str) -> list[int]:
     if wrong is not None:
         raise UsageError(f"{wrong[:40]!r} is not a token id.", "localllm tokens MODEL --decode '1 2 3'")
     return [int(word) for word in words]
+
+
+def _checked(text: str) -> str:
+    """Return an argument that is text: a shell can pass any bytes, which Python keeps as lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError("TEXT is not UTF-8 text.", "pipe it through iconv -t UTF-8") from error
+    return text
 
 
 def _stdin_text() -> str:
