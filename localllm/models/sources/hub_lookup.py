@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -88,7 +89,10 @@ def find(ref: HubRef, settings: HubSettings, policy: Policy, sleep: Callable[[fl
     models fit), DownloadFailed (the hub cannot be asked, or gives no hash).
     """
     import huggingface_hub
+    from huggingface_hub import constants
 
+    # Else it asks the hub which environment variables betray an AI agent, and reports the one it finds.
+    constants.HF_HUB_DISABLE_TELEMETRY = True
     huggingface_hub.set_client_factory(_client_factory(settings, policy))
     try:
         for attempt in range(_TRIES):
@@ -111,16 +115,17 @@ class _Again(Exception):
 
 def _client_factory(settings: HubSettings, policy: Policy) -> Callable[[], Any]:
     """Return a factory of HTTP clients that check every request and redirect, and trust the user's authorities."""
-    import huggingface_hub
+    from huggingface_hub import errors
 
-    client_type: Any = type(huggingface_hub.get_session())
+    # httpx or its successor, depending on the version: the library that its own errors come from.
+    http_library: Any = importlib.import_module(errors.HTTPError.__module__.partition(".")[0])
 
     def check(request: Any) -> None:
         url = str(request.url)
         policy.check(url, proxied=proxy_for(url) is not None)
 
     def make() -> Any:
-        return client_type(
+        return http_library.Client(
             event_hooks={"request": [check]},
             follow_redirects=True,
             timeout=_TIMEOUT_S,
