@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
+import typer
+
+from localllm.cli.completion import complete_model
 from localllm.cli.options import LoadFlags, OutputFlags, PromptFlags, SamplingFlags, TalkFlags
 from localllm.cli.output import Answer, Notes
-from localllm.cli.run import MaybeModel, check_output, checked_timeout, name_model, open_service
+from localllm.cli.run import check_output, checked_timeout, name_model, open_service
 from localllm.errors import LocalLLMError, UsageError
 
 if TYPE_CHECKING:
@@ -15,8 +18,19 @@ if TYPE_CHECKING:
     from localllm.cli.chat_session import Session
 
 
+ChatModel: TypeAlias = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[MODEL]",
+        help="File, directory, hf:org/repo[@revision][:QUANT], alias, or (part of) a stored name. "
+        "Left out: smollm2:135m.",
+        autocompletion=complete_model,
+    ),
+]
+
+
 def chat(
-    model: MaybeModel = None,
+    model: ChatModel = None,
     *,
     asking: PromptFlags,
     sampling: SamplingFlags,

@@ -1,0 +1,16 @@
+"""The generated pages say what the command says today."""
+
+from __future__ import annotations
+
+import pytest
+
+from docs.generate import FOLDER, pages
+
+
+@pytest.mark.parametrize("name", ["cli.md", "config.md"])
+def test_committed_page_is_current(name: str) -> None:
+    assert (FOLDER / name).read_text(encoding="utf-8") == pages()[name], "run: make docs"
+
+
+def test_pages_name_no_place_of_this_machine() -> None:
+    assert "/home/" not in "".join(pages().values())
