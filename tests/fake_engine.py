@@ -321,7 +321,7 @@ def fake_service(
     compiled = (
         ChatTemplate(template, specials=tokenizer.vocabulary.specials, bos="<s>", eos="</s>") if template else None
     )
-    facts = ModelFacts("fake", tokenizer, compiled, sampling, largest_ctx=engine.spec.max_sequence_tokens)
+    facts = ModelFacts("fake", tokenizer, compiled, sampling, largest_ctx=lambda: engine.spec.max_sequence_tokens)
     model = LoadedModel(
         name="fake",
         path=Path("fake.gguf"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -33,14 +34,14 @@ _BOUNDARY_CUTS = 3  # of the newest messages; older ones are rarely where conver
 class ModelFacts:
     """What preparing needs of a loaded model.
 
-    `largest_ctx`: the longest context in tokens that model and memory allow; for the hint.
+    `largest_ctx`: returns the longest context in tokens that model and memory allow; for the hint.
     """
 
     name: str
     tokenizer: Tokenizer
     template: ChatTemplate | None
     sampling: Sampling
-    largest_ctx: int
+    largest_ctx: Callable[[], int]
 
 
 def encode_prompt(request: Request, model: ModelFacts, timeline: Timeline | None = None) -> Encoded:
@@ -132,11 +133,11 @@ def _answer_limit(n_prompt: int, max_tokens: int | None, model: ModelFacts, spec
     limit = min(spec.max_sequence_tokens, spec.pool_tokens)
     n_left = limit - n_prompt
     if n_left < 1:
-        needed = n_prompt + 1
+        needed, largest = n_prompt + 1, model.largest_ctx()
         hint = (
-            f"use --ctx {needed} or more (this model and machine allow {model.largest_ctx})"
-            if needed <= model.largest_ctx
-            else f"shorten the prompt: this model and machine allow a context of {model.largest_ctx} tokens"
+            f"use --ctx {needed} or more (this model and machine allow {largest})"
+            if needed <= largest
+            else f"shorten the prompt: this model and machine allow a context of {largest} tokens"
         )
         raise ContextOverflow(
             f"The prompt has {n_prompt} tokens and its answer needs at least 1; the context holds {limit}.",
@@ -144,7 +145,7 @@ def _answer_limit(n_prompt: int, max_tokens: int | None, model: ModelFacts, spec
             n_prompt_tokens=n_prompt,
             n_ctx=limit,
             n_reserve_tokens=1,
-            largest_ctx=model.largest_ctx,
+            largest_ctx=largest,
         )
     return n_left if max_tokens is None else min(max_tokens, n_left)
 

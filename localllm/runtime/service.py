@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -33,7 +33,8 @@ from localllm.runtime.types import ChatRequest, CompletionRequest, Message, Requ
 class LoadedModel:
     """What is loaded, and how. `sampling` = what a request without sampling fields gets.
 
-    `sha256` is None until the file was hashed once; `notes` are the plan's lines for people.
+    `sha256` is None until the file was hashed once; `notes` are the plan's lines for people;
+    `settings` are the parameters in force, by llama-bench's names.
     """
 
     name: str
@@ -44,6 +45,7 @@ class LoadedModel:
     n_slots: int
     sampling: Sampling
     notes: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Service:

@@ -77,7 +77,7 @@ class Bench:
         self.cost = StepCost()
         self.scheduler = Scheduler(self.engine.spec, config, self.cost)
         self.loop = EngineLoop(self.engine, self.scheduler, self.cost, drafter)
-        self.facts = ModelFacts("fake", self.engine.tokenizer, None, sampling, SPEC.max_sequence_tokens)
+        self.facts = ModelFacts("fake", self.engine.tokenizer, None, sampling, lambda: SPEC.max_sequence_tokens)
         self._ids = itertools.count()
 
     def submit(self, prompt: Sequence[int], **options: object) -> TokenStream:

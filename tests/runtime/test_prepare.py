@@ -22,7 +22,7 @@ SMALL = replace(SPEC, pool_tokens=256, max_sequence_tokens=256)
 def _facts(template: str | None = TEMPLATE, largest_ctx: int = 4096) -> ModelFacts:
     tokenizer = FakeTokenizer()
     compiled = ChatTemplate(template, specials=tokenizer.vocabulary.specials, bos="<s>") if template else None
-    return ModelFacts("fake", tokenizer, compiled, Sampling(temperature=0.0), largest_ctx)
+    return ModelFacts("fake", tokenizer, compiled, Sampling(temperature=0.0), lambda: largest_ctx)
 
 
 def _prepare(request: Request, facts: ModelFacts | None = None, spec: EngineSpec = SPEC) -> RequestRun:

@@ -1,0 +1,200 @@
+"""The only wiring: from a reference and wishes to a model, its placement, an engine and a service."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from localllm.backends import registry
+from localllm.backends.placement import Machine, Placement, place
+from localllm.errors import ModelRefused, UsageError
+from localllm.models import memory
+from localllm.models.chat_template import MAX_SOURCE_BYTES, ChatTemplate
+from localllm.models.info import Kind, ModelInfo, read_info
+from localllm.models.resolve import ModelFile, resolve
+from localllm.models.tokenizer import Tokenizer
+from localllm.runtime.config import LoadConfig, RuntimeConfig
+from localllm.runtime.prepare import ModelFacts, encode_prompt
+from localllm.runtime.sampling_params import model_defaults
+from localllm.runtime.service import LoadedModel, Service
+from localllm.runtime.types import Request
+
+if TYPE_CHECKING:
+    from localllm.backends.llamacpp.bare import BareLoop
+    from localllm.backends.llamacpp.model import LlamaModel
+
+ANSWER_TOKENS = 2048
+"""The room for an answer that an automatic context leaves where a request sets no limit."""
+
+_UNFIT = {
+    Kind.VOCABULARY: "holds a vocabulary and no weights",
+    Kind.ADAPTER: "is an adapter for another model",
+    Kind.PROJECTOR: "is the image or audio half of a multimodal model",
+    Kind.IMATRIX: "is an importance matrix, not a model",
+}
+
+
+def open(
+    model: str | Path,
+    config: LoadConfig = LoadConfig(),
+    *,
+    runtime: RuntimeConfig = RuntimeConfig(),
+    sized_for: Request | None = None,
+) -> Service:
+    """Load a model and return the service over it.
+
+    With `sized_for`, an automatic context is just long enough for that request and its answer.
+    Raises: ModelNotFound, ModelRefused, NotEnoughMemory (before loading), UsageError, TemplateError.
+    """
+    found, info = find(model)
+    source = _template_source(info, config)
+    with ThreadPoolExecutor(1) as beside:
+        loading = beside.submit(_load, info, found, config, sized_for is not None)
+        if source is not None:
+            import localllm.models.template_sandbox  # noqa: F401  # Jinja loads while the weights do
+        machine, placement, weights = loading.result()
+    try:
+        facts = _facts(found, info, source, machine, placement, weights.tokenizer)
+        if sized_for is not None and config.ctx is None:
+            placement = place(info, machine, config, need_tokens(sized_for, facts))
+        engine = registry.open_engine(weights, placement)
+    except BaseException:
+        weights.close()
+        raise
+    loaded = LoadedModel(
+        name=found.name,
+        path=found.path,
+        sha256=found.sha256,
+        info=info,
+        n_ctx=engine.spec.pool_tokens,
+        n_slots=engine.spec.n_slots,
+        sampling=facts.sampling,
+        notes=placement.notes,
+        settings=_settings(placement),
+    )
+    return Service(loaded, facts, engine, _at_most(runtime, config.parallel))
+
+
+def open_tokenizer(model: str | Path) -> LlamaModel:
+    """Load a vocabulary alone; the result has `.tokenizer` and `.close()`. Raises as `open`."""
+    _, info = find(model, needs_weights=False)
+    return registry.load_vocabulary(info)
+
+
+def open_bare(model: str | Path, config: LoadConfig = LoadConfig(), *, need_tokens: int | None = None) -> BareLoop:
+    """Load a model for the bare loop that decode is measured against. Raises as `open`."""
+    from localllm.backends.llamacpp.bare import BareLoop
+
+    found, info = find(model)
+    placement = place(info, registry.machine(), config, need_tokens)
+    weights = registry.load_model(info, placement, found.sha256 or "")
+    try:
+        return BareLoop(weights, registry.context_settings(placement))
+    except BaseException:
+        weights.close()
+        raise
+
+
+def find(model: str | Path, *, needs_weights: bool = True) -> tuple[ModelFile, ModelInfo]:
+    """Return a model's files and facts, read under bounds before native code sees them.
+
+    Raises: ModelNotFound; ModelRefused for what is malformed, or cannot answer (an adapter, ...).
+    """
+    found = resolve(str(model))
+    registry.engine_kind(found.path)
+    info = read_info(found.path)
+    if needs_weights and info.kind in _UNFIT:
+        raise ModelRefused(f"{found.path.name} {_UNFIT[info.kind]}.", f"localllm show {model}")
+    if needs_weights and info.is_embedding_only:
+        raise ModelRefused(
+            f"{found.path.name} is an embedding model ({info.architecture}): it cannot generate text.",
+            "localllm ls shows the models that can",
+        )
+    return found, info
+
+
+def need_tokens(request: Request, facts: ModelFacts) -> int:
+    """Return the tokens that a request's prompt and answer may take."""
+    n_answer = ANSWER_TOKENS if request.options.max_tokens is None else request.options.max_tokens
+    return len(encode_prompt(request, facts).tokens) + n_answer
+
+
+def _load(
+    info: ModelInfo, found: ModelFile, config: LoadConfig, is_sized: bool
+) -> tuple[Machine, Placement, LlamaModel]:
+    """Place and load the weights; a context to be sized later is checked at its smallest now."""
+    machine = registry.machine()
+    placement = place(info, machine, config, 1 if is_sized else None)
+    return machine, placement, registry.load_model(info, placement, found.sha256 or "")
+
+
+def _facts(
+    found: ModelFile,
+    info: ModelInfo,
+    source: str | None,
+    machine: Machine,
+    placement: Placement,
+    tokenizer: Tokenizer,
+) -> ModelFacts:
+    vocabulary = tokenizer.vocabulary
+    template = source and ChatTemplate(
+        source,
+        specials=vocabulary.specials,
+        bos=_spelling(tokenizer, vocabulary.bos_id),
+        eos=_spelling(tokenizer, vocabulary.eos_id),
+    )
+    return ModelFacts(
+        name=found.name,
+        tokenizer=tokenizer,
+        template=template or None,
+        sampling=model_defaults(info.sampling_defaults),
+        largest_ctx=lambda: _largest_ctx(info, machine, placement),
+    )
+
+
+def _largest_ctx(info: ModelInfo, machine: Machine, placement: Placement) -> int:
+    budget = int(memory.USABLE_SHARE * machine.available_bytes)
+    return memory.largest_ctx(info, budget, kv=placement.kv, n_slots=placement.n_slots, repack=placement.repack)
+
+
+def _template_source(info: ModelInfo, config: LoadConfig) -> str | None:
+    if config.template is None:
+        return info.chat_template
+    try:
+        with config.template.open("rb") as file:
+            data = file.read(MAX_SOURCE_BYTES + 1)
+        return data.decode()
+    except OSError as error:
+        raise UsageError(
+            f"The template {config.template} cannot be read: {error.strerror}.", "--template FILE"
+        ) from None
+    except UnicodeDecodeError:
+        raise UsageError(f"The template {config.template} is not UTF-8 text.", "--template FILE") from None
+
+
+def _settings(placement: Placement) -> dict[str, object]:
+    """Return the parameters in force, by llama-bench's names where it has them."""
+    return {
+        "n_gpu_layers": placement.n_gpu_layers,
+        "n_ctx": placement.n_ctx,
+        "n_slots": placement.n_slots,
+        "n_batch": placement.n_batch,
+        "n_ubatch": placement.n_ubatch,
+        "n_threads": placement.n_threads,
+        "flash_attn": placement.flash_attn,
+        "type_k": placement.kv.k,
+        "type_v": placement.kv.v,
+        "kv_unified": placement.kv_unified,
+        "use_mmap": placement.use_mmap,
+        "repack": placement.repack,
+    }
+
+
+def _at_most(runtime: RuntimeConfig, parallel: int) -> RuntimeConfig:
+    return runtime if runtime.max_running is not None else replace(runtime, max_running=parallel)
+
+
+def _spelling(tokenizer: Tokenizer, token: int | None) -> str:
+    return "" if token is None else tokenizer.piece(token).decode("utf-8", "replace")
