@@ -149,6 +149,8 @@ class _Check:
                 self.refuse(key, "is there, but tokenizer.ggml.tokens is not")
             if len(array) != len(tokens):
                 self.refuse(key, f"has {len(array):,} elements for {len(tokens):,} tokens")
+        if isinstance(tokens, GgufArray) and (repeated := tokens.first_repeat()) is not None:
+            self.refuse("tokenizer.ggml.tokens", f"holds the token {shown(repr(repeated))} twice")
 
     def model(self, architecture: str) -> None:
         for name, allowed in _MODEL_TYPES.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from itertools import repeat
 from typing import NoReturn, TypeAlias, overload
 
 from localllm.models.gguf_source import Source, refusal
@@ -22,12 +23,13 @@ class GgufArray(Sequence[Scalar]):
     the header's buffer. Strings with broken UTF-8 show U+FFFD.
     """
 
-    __slots__ = ("_buffer", "_count", "_decoded", "_start", "_type")
+    __slots__ = ("_buffer", "_count", "_decoded", "_end", "_start", "_type")
 
-    def __init__(self, buffer: bytearray, element_type: int, start: int, count: int) -> None:
+    def __init__(self, buffer: bytearray, element_type: int, start: int, end: int, count: int) -> None:
         self._buffer = buffer
         self._type = element_type
         self._start = start
+        self._end = end
         self._count = count
         self._decoded: list[Scalar] | None = None
 
@@ -60,19 +62,29 @@ class GgufArray(Sequence[Scalar]):
             self._decoded = self._strings() if self._type == STRING else self._numbers()
         return self._decoded
 
+    def first_repeat(self) -> bytes | None:
+        """Return a non-empty string that stands here twice, or None. Only for arrays of strings."""
+        pieces = self._pieces()
+        if len(set(pieces)) + max(0, pieces.count(b"") - 1) == len(pieces):
+            return None
+        seen: set[bytes] = set()
+        for piece in pieces:
+            if piece and piece in seen:
+                return piece
+            seen.add(piece)
+        return None
+
     def _numbers(self) -> list[Scalar]:
         code = SCALARS[self._type].format[1:]
         values = struct.unpack_from(f"<{self._count}{code}", self._buffer, self._start)
         return [bool(value) for value in values] if self._type == BOOL else list(values)
 
     def _strings(self) -> list[Scalar]:
-        out: list[Scalar] = []
-        position, buffer = self._start, self._buffer
-        for _ in range(self._count):
-            begin = position + 8
-            position = begin + _U64.unpack_from(buffer, position)[0]
-            out.append(buffer[begin:position].decode("utf-8", "replace"))
-        return out
+        return [piece.decode("utf-8", "replace") for piece in self._pieces()]
+
+    def _pieces(self) -> list[bytes]:
+        buffer, unpack, end = bytes(self._buffer[self._start : self._end]), _U64.unpack_from, 0
+        return [buffer[(begin := end + 8) : (end := begin + unpack(buffer, end)[0])] for _ in repeat(None, self._count)]
 
 
 class Cursor:
@@ -161,7 +173,7 @@ class Cursor:
             self.take(n_values * size, field)
         else:
             self._skip_strings(n_values, field)
-        return GgufArray(self.source.buffer, element_type, begin, n_values)
+        return GgufArray(self.source.buffer, element_type, begin, self.position, n_values)
 
     def _skip_strings(self, n_values: int, field: str) -> None:
         """Walk over the lengths alone: this loop is most of the time a header takes."""
