@@ -82,6 +82,17 @@ def faults_of(distribution: str, version: str) -> tuple[KnownBad, ...]:
     return tuple(bad for bad in KNOWN_BAD if bad.distribution == name and _key(bad.since) <= have < _key(bad.fixed))
 
 
+def is_within(version: str, bounds: str) -> bool:
+    """Say whether `version` satisfies bounds such as ">=0.3.36,<0.3.37" (only >= and < are understood)."""
+    have = _key(version)
+    for bound in filter(None, bounds.split(",")):
+        if bound.startswith(">=") and have < _key(bound[2:]):
+            return False
+        if bound.startswith("<") and have >= _key(bound[1:]):
+            return False
+    return True
+
+
 def _key(version: str) -> tuple[int, ...]:
     """Order by the leading numbers; a pre-release counts as its release."""
     numbers = tuple(int(part) for part in re.match(r"[0-9.]*", version)[0].split(".") if part)  # type: ignore[index]

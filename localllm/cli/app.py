@@ -74,7 +74,7 @@ Version = Annotated[bool, typer.Option("--version", help="Print the version.", c
 
 def _root(context: typer.Context, version: Version = False) -> None:
     """Run language models on this machine."""
-    if context.invoked_subcommand != "config":  # which reports on the file itself
+    if context.invoked_subcommand not in ("config", "doctor"):  # which report on the file itself
         apply_settings(context)
 
 

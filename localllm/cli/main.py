@@ -18,6 +18,7 @@ VERBS: tuple[str, ...] = (  # in the order of --help: module `localllm.cli.<verb
     "show",
     "rm",
     "tokens",
+    "doctor",
 )
 GROUPS: tuple[str, ...] = (  # module `localllm.cli.<group>` with the function `build() -> typer.Typer`
     "config",

@@ -135,15 +135,21 @@ def _memory(facts: ModelInfo, n_ctx: int | None, types: KvTypes) -> dict[str, An
     from dataclasses import asdict
 
     from localllm.models import memory
+    from localllm.models.repack import cpu_layout
+    from localllm.runtime.config import LoadConfig
 
     if not facts.has_weights:
         return {"fits": False, "largest_ctx": 0, "memory": None}
-    estimate = memory.estimate(facts, n_ctx=n_ctx or facts.n_ctx_train, kv=types)
+    load = LoadConfig()
+    n_slots = load.parallel + load.retained + 1
+    # As placement decides: no repacking where it would mean AMX tiles.
+    repack = not cpu_layout().has_amx
+    estimate = memory.estimate(facts, n_ctx=n_ctx or facts.n_ctx_train, kv=types, n_slots=n_slots, repack=repack)
     available = memory.available_bytes()
     budget = int(available * memory.USABLE_SHARE)
     return {
         "fits": estimate.total_bytes <= budget,
-        "largest_ctx": memory.largest_ctx(facts, budget, kv=types),
+        "largest_ctx": memory.largest_ctx(facts, budget, kv=types, n_slots=n_slots, repack=repack),
         "memory": {
             **asdict(estimate),
             "total_bytes": estimate.total_bytes,
