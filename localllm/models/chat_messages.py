@@ -1,4 +1,4 @@
-"""Conversations as a template may see them: OpenAI's shape checked, parts flattened, every text marked as the caller's."""
+"""Conversations as a template sees them: OpenAI's shape checked, parts flattened, texts marked as the caller's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from localllm.errors import TemplateError
 from localllm.models.template_text import OTHER, NullText, Text, role_origin, written
 
-_ROLES = frozenset("system developer user assistant tool function model ipython tool_results".split())
+_ROLES = frozenset(("system", "developer", "user", "assistant", "tool", "function", "model", "ipython", "tool_results"))
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _MAX_DEPTH = 64

@@ -65,9 +65,9 @@ class ChatTemplate:
     """One model's chat template. Safe to call from any thread; renderings take turns."""
 
     def __init__(
-        self, source: str, *, specials: Sequence[str], bos: str = "", eos: str = "", limits: Limits = Limits()
+        self, source: str, *, specials: Sequence[str], bos: str = "", eos: str = "", limits: Limits | None = None
     ) -> None:
-        self._source, self._bos, self._eos, self._limits = source, bos, eos, limits
+        self._source, self._bos, self._eos, self._limits = source, bos, eos, limits or Limits()
         self._specials = specials
         self._lock = threading.Lock()
         self._compiled: tuple[Sandbox, Template, Spellings] | None = None
@@ -241,7 +241,7 @@ def _boundaries(text: str, spellings: Spellings) -> list[int]:
 
 def _explained(error: Exception, template: Template, message: int | None) -> TemplateError:
     """Turn whatever a rendering raised into a refusal that says what, where and about which message."""
-    from localllm.models.template_filters import RaisedByTemplate
+    from localllm.models.template_names import RaisedByTemplate
 
     line = _line(error, template)
     place = f" (line {line}" + (f", message {message})" if message is not None else ")") if line else ""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import re
 from collections.abc import Iterable, Iterator
+from itertools import chain, pairwise
 
 from localllm.models.template_text import Text, is_users
 
@@ -79,14 +80,11 @@ def _ranges(text: str) -> list[tuple[int, int]]:
 
 def unused_mark(text: str) -> str:
     """Return a character that does not occur in `text`: a Unicode noncharacter while one is left."""
-    for code in (*range(0xFDD0, 0xFDF0), 0xFFFE, 0xFFFF, *range(0xF0000, 0x10FFFE)):
-        if chr(code) not in text:
-            return chr(code)
-    raise ValueError("the text uses every private character")  # unreachable below 65 536 characters
+    codes = chain(range(0xFDD0, 0xFDF0), (0xFFFE, 0xFFFF), range(0xF0000, 0x10FFFE))  # then the private planes
+    return next(chr(code) for code in codes if chr(code) not in text)
 
 
 def mark(text: str, cuts: list[int], character: str) -> str:
     """Put `character` at each cut."""
-    edges = [0, *cuts, len(text)]
     plain = str.__str__(text)
-    return character.join(plain[start:end] for start, end in zip(edges, edges[1:], strict=False))
+    return character.join(plain[start:end] for start, end in pairwise([0, *cuts, len(text)]))

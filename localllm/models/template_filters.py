@@ -1,4 +1,4 @@
-"""The filters, tests and functions that a chat template has: Jinja's, counted before they cost anything.
+"""The filters that a chat template has: Jinja's, counted before they cost anything.
 
 Lists are made at once (no generator lives in a template), what prints or formats keeps origins, and
 what has no place in a prompt (urlize, xmlattr, lipsum, random, ...) is not there at all.
@@ -9,54 +9,22 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, ItemsView, KeysView, Mapping, ValuesView
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import filters as stock
-from jinja2 import tests as stock_tests
-from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context, Undefined
-from jinja2.utils import Namespace, pass_context, pass_environment
+from jinja2.utils import pass_context, pass_environment
 from markupsafe import escape
 
 from localllm.models import template_strings as strings
 from localllm.models.template_meter import OverBudget
-from localllm.models.template_text import NullText, concat, whole
+from localllm.models.template_text import concat, whole
 
 if TYPE_CHECKING:
     from localllm.models.template_sandbox import Sandbox
 
 _MAX_PART = 64  # characters of an indent or separator
 _MAX_PRECISION = 100
-_MAX_FORMAT = 256
-
-
-class RaisedByTemplate(Exception):
-    """`raise_exception` was called: the words are the template's own."""
-
-
-class TemplateNamespace(Namespace):
-    """Jinja's namespace, whose attributes cannot begin with an underscore."""
-
-    def __init__(*args: Any, **kwargs: Any) -> None:
-        attributes = dict(*args[1:], **kwargs)
-        for name in attributes:
-            _check_name(name)
-        Namespace.__init__(args[0], attributes)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        _check_name(name)
-        super().__setitem__(name, value)
-
-
-def _check_name(name: Any) -> None:
-    if not isinstance(name, str) or name.startswith("_"):
-        raise SecurityError(f"a namespace cannot hold {name!r}")
-
-
-def raise_exception(message: Any = "") -> NoReturn:
-    """Refuse the conversation in the template's words."""
-    raise RaisedByTemplate(message)
 
 
 def listed(env: Sandbox, value: Any) -> list[Any]:
@@ -77,15 +45,15 @@ def _counted_items(env: Sandbox, value: Any) -> Any:
         yield item
 
 
-def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
+def counted(function: Callable[..., Any]) -> Callable[..., Any]:
     """Count a filter or test whose cost does not depend on its arguments."""
 
     @pass_environment
-    def counted(env: Sandbox, *args: Any, **kwargs: Any) -> Any:
+    def call(env: Sandbox, *args: Any, **kwargs: Any) -> Any:
         env.meter.tick()
         return function(*args, **kwargs)
 
-    return counted
+    return call
 
 
 def _on_text(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -247,8 +215,8 @@ def _safe(env: Sandbox, value: Any) -> str:
 FILTERS: Mapping[str, Callable[..., Any]] = {
     **{name: _on_text(strings.METHODS[name]) for name in ("upper", "lower", "capitalize")},
     **dict.fromkeys(("string", "safe"), _safe),
-    **{name: _plain(len) for name in ("length", "count")},
-    **{name: _plain(stock.do_default) for name in ("default", "d")},
+    **{name: counted(len) for name in ("length", "count")},
+    **{name: counted(stock.do_default) for name in ("default", "d")},
     **{name: _on_whole(lambda _, text: escape(text), 6) for name in ("escape", "e", "forceescape")},
     **{name: _on_list(getattr(stock, f"sync_do_{name}")) for name in ("unique", "groupby")},
     **{name: _on_list(getattr(stock, f"do_{name}")) for name in ("sort", "min", "max")},
@@ -256,19 +224,19 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
         name: _on_list(getattr(stock, f"sync_do_{name}"), with_context=True)
         for name in ("map", "select", "reject", "selectattr", "rejectattr")
     },
-    "abs": _plain(abs),
-    "attr": pass_environment(lambda env, value, name: stock.do_attr(env, value, name)),
+    "abs": counted(abs),
+    "attr": stock.do_attr,
     "batch": _batch,
     "center": _on_text(lambda meter, text, width=80: strings.pad(meter, text, width, how="center")),
     "dictsort": _dictsort,
-    "first": pass_environment(lambda env, value: stock.sync_do_first(env, value)),
-    "float": _plain(stock.do_float),
+    "first": stock.sync_do_first,
+    "float": counted(stock.do_float),
     "format": _format,
     "indent": _indent,
     "int": _int,
     "items": _items,
     "join": _join,
-    "last": pass_environment(lambda env, value: stock.do_last(env, value)),
+    "last": stock.do_last,
     "list": _list,
     "replace": _replace,
     "reverse": _reverse,
@@ -286,95 +254,3 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
 def _counted_words(meter: Any, text: str) -> Any:
     meter.charge(len(text))
     return re.finditer(r"\w+", text)
-
-
-def _weighed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Count a test that compares: it may read everything in its arguments."""
-
-    @pass_environment
-    def compare(env: Sandbox, *args: Any) -> Any:
-        for value in args:
-            env.meter.weigh(value)
-        return function(*args)
-
-    return compare
-
-
-def _is_none(value: Any) -> bool:
-    return value is None or isinstance(value, NullText)
-
-
-_COMPARING = [
-    "==",
-    "eq",
-    "equalto",
-    "!=",
-    "ne",
-    ">",
-    "gt",
-    "greaterthan",
-    "ge",
-    ">=",
-    "<",
-    "lt",
-    "lessthan",
-    "<=",
-    "le",
-    "in",
-]
-_SIMPLE = [
-    "odd",
-    "even",
-    "divisibleby",
-    "defined",
-    "undefined",
-    "boolean",
-    "false",
-    "true",
-    "integer",
-    "float",
-    "string",
-    "mapping",
-    "number",
-    "sequence",
-    "iterable",
-    "callable",
-    "sameas",
-]
-
-TESTS: Mapping[str, Callable[..., Any]] = {
-    **{name: _weighed(stock_tests.TESTS[name]) for name in _COMPARING},
-    **{name: _plain(stock_tests.TESTS[name]) for name in _SIMPLE},
-    "none": _plain(_is_none),
-    "lower": pass_environment(lambda env, value: env.present(value).islower()),
-    "upper": pass_environment(lambda env, value: env.present(value).isupper()),
-    "filter": stock_tests.TESTS["filter"],
-    "test": stock_tests.TESTS["test"],
-}
-
-
-def functions(env: Sandbox) -> dict[str, Callable[..., Any]]:
-    """Return the functions that a template may call by name."""
-
-    def numbers(*args: int) -> range:
-        made = range(*args)
-        if len(made) > env.limits.n_operations:
-            raise OverBudget("it makes a range of more numbers than it may count")
-        return made
-
-    def mapping(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-        env.meter.weigh(args)
-        return dict(*args, **kwargs)
-
-    def strftime_now(pattern: str) -> str:
-        if len(pattern) > _MAX_FORMAT:
-            raise OverBudget(f"it formats a date by more than {_MAX_FORMAT} characters")
-        return whole(datetime.now().strftime(pattern), pattern)
-
-    return {
-        "range": numbers,
-        "dict": mapping,
-        "namespace": TemplateNamespace,
-        "raise_exception": raise_exception,
-        "strftime_now": strftime_now,
-    }

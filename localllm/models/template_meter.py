@@ -21,8 +21,8 @@ _MAX_DEPTH = 100  # nested macro and method calls
 class Limits:
     """Bounds of one rendering. `n_chars_made` counts copies too; list elements count as eight."""
 
-    seconds: float = 2.0
-    n_operations: int = 1_000_000
+    seconds: float = 1.5
+    n_operations: int = 3_000_000
     n_chars_made: int = 32_000_000
 
 

@@ -6,32 +6,27 @@ time or memory reports to the meter first. Source of the escape classes: CVE-202
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from types import BuiltinMethodType, MethodType
-from typing import Any, NoReturn
+from typing import Any
 
-from jinja2 import nodes
-from jinja2.compiler import CodeGenerator, Frame, operators
 from jinja2.environment import Template
 from jinja2.exceptions import SecurityError
-from jinja2.ext import Extension
-from jinja2.lexer import Token, TokenStream
-from jinja2.parser import Parser
+from jinja2.lexer import TokenStream
 from jinja2.runtime import BlockReference, Context, LoopContext, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import pass_context
 
 from localllm.models import template_filters as filters
 from localllm.models import template_strings as strings
+from localllm.models.template_compiler import CountingGenerator, Statements, bounded_tokens
 from localllm.models.template_meter import MAX_INT_BITS, Limits, Meter, OverBudget
+from localllm.models.template_names import TESTS, functions
 from localllm.models.template_text import concat, whole
 
-MAX_SOURCE_BYTES = 256 * 1024
-_MAX_TOKENS = 60_000
-_MAX_NESTING = 100
-_OPENING, _CLOSING = frozenset({"lparen", "lbracket", "lbrace"}), frozenset({"rparen", "rbracket", "rbrace"})
 _CONTAINER_METHODS = frozenset({"get", "keys", "values", "items", "copy", "index", "count"})
 _LOOP_METHODS = frozenset({"cycle", "changed"})
+_DATA = (str, int, float, range, type(None), Undefined, KeysView, ValuesView, ItemsView)
 _DICT_ATTRIBUTES = frozenset(dir(dict))
 
 
@@ -53,117 +48,23 @@ class TextMethod:
         return strings.METHODS[self._name](self._env.meter, self._text, *args, **kwargs)
 
 
-class _Statements(Extension):
-    """`break`, `continue`, and `generation` blocks (which only mark the assistant's text for training)."""
-
-    tags = {"break", "continue", "generation"}  # noqa: RUF012 (jinja2 declares it so)
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        token = next(parser.stream)
-        if token.value == "generation":
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return nodes.Scope(body, lineno=token.lineno)
-        return (nodes.Break if token.value == "break" else nodes.Continue)(lineno=token.lineno)
-
-
-class _CountingGenerator(CodeGenerator):
-    """Generates code in which the operations that bypass the environment go through it too."""
-
-    def _wrapped(self, hook: str, node: nodes.Node, frame: Frame) -> None:
-        self.write(f"environment.{hook}(")
-        self.visit(node, frame)
-        self.write(")")
-
-    def visit_For(self, node: nodes.For, frame: Frame) -> None:  # noqa: N802
-        counted = nodes.EnvironmentAttribute("counted", lineno=node.lineno)
-        node.iter = nodes.Call(counted, [node.iter], [], None, None, lineno=node.lineno)
-        super().visit_For(node, frame)
-
-    def visit_Call(self, node: nodes.Call, frame: Frame, forward_caller: bool = False) -> None:  # noqa: N802
-        if isinstance(node.node, nodes.EnvironmentAttribute):
-            self._wrapped(node.node.name, node.args[0], frame)
-        else:
-            super().visit_Call(node, frame, forward_caller=forward_caller)
-
-    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802
-        self.write("environment.joined((")
-        for part in node.nodes:
-            self.visit(part, frame)
-            self.write(", ")
-        self.write("))")
-
-    def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:  # noqa: N802
-        self.write("(")
-        self._operand("weighed", node.expr, frame)
-        for operand in node.ops:
-            self.visit(operand, frame)
-        self.write(")")
-
-    def visit_Operand(self, node: nodes.Operand, frame: Frame) -> None:  # noqa: N802
-        self.write(f" {operators[node.op]} ")
-        self._operand("searched" if node.op in ("in", "notin") else "weighed", node.expr, frame)
-
-    def _operand(self, hook: str, node: nodes.Expr, frame: Frame) -> None:
-        if isinstance(node, nodes.Const):
-            self.visit(node, frame)
-        else:
-            self._wrapped(hook, node, frame)
-
-    def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:  # noqa: N802
-        if isinstance(node.arg, nodes.Slice):
-            self._wrapped("sliced", node.node, frame)
-            self.write("[")
-            self.visit(node.arg, frame)
-            self.write("]")
-        else:
-            super().visit_Getitem(node, frame)
-
-    def visit_List(self, node: nodes.List, frame: Frame) -> None:  # noqa: N802
-        self.write("environment.made(")
-        super().visit_List(node, frame)
-        self.write(")")
-
-    def visit_Tuple(self, node: nodes.Tuple, frame: Frame) -> None:  # noqa: N802
-        if node.ctx != "load":
-            super().visit_Tuple(node, frame)
-            return
-        self.write("environment.made(")
-        super().visit_Tuple(node, frame)
-        self.write(")")
-
-    def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:  # noqa: N802
-        self.write("environment.made({")
-        for pair in node.items:
-            self._operand("weighed", pair.key, frame)
-            self.write(": ")
-            self.visit(pair.value, frame)
-            self.write(", ")
-        self.write("})")
-
-    def _refuse(self, node: nodes.Node, frame: Frame) -> NoReturn:
-        self.fail(f"{type(node).__name__} is not available in a chat template", node.lineno)
-
-    visit_Include = visit_Import = visit_FromImport = visit_Extends = _refuse  # noqa: N815
-    visit_EvalContextModifier = visit_ScopedEvalContextModifier = _refuse  # noqa: N815
-
-
 class Sandbox(ImmutableSandboxedEnvironment):
     """The environment of one chat template. One thread at a time; `meter` is the present rendering's."""
 
-    code_generator_class = _CountingGenerator
+    code_generator_class = CountingGenerator
     intercepted_binops = frozenset({"+", "-", "*", "/", "//", "**", "%"})
 
     def __init__(self, limits: Limits) -> None:
         super().__init__(
-            trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[_Statements], finalize=self._finalize
+            trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[Statements], finalize=self._finalize
         )
         self.limits = limits
         self.meter = Meter(limits)
         self.places: Mapping[int, int] = {}  # id of a message -> its index
         self.message: int | None = None  # the message that the template looked at last
         self.filters = dict(filters.FILTERS)
-        self.tests = dict(filters.TESTS)
-        self.globals = filters.functions(self)
+        self.tests = dict(TESTS)
+        self.globals: Any = functions(self)
         self._functions = frozenset(map(id, self.globals.values()))
 
     def begin(self, places: Mapping[int, int], n_input_chars: int) -> None:
@@ -185,7 +86,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     # What the generated code calls
 
-    def concat(self, pieces: Any) -> str:  # type: ignore[override]
+    def concat(self, pieces: Any) -> str:
         """Join what a macro or block wrote."""
         parts = tuple(pieces)
         self.meter.tick(len(parts))
@@ -250,7 +151,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
                 waiting.extend(value.values())
             elif isinstance(value, (list, tuple)):
                 waiting.extend(value)
-            elif not isinstance(value, (str, int, float, range, type(None), Undefined, _VIEWS)):
+            elif not isinstance(
+                value, (str, int, float, range, type(None), Undefined, KeysView, ValuesView, ItemsView)
+            ):
                 raise SecurityError(f"a template cannot write a {type(value).__name__}")
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -297,9 +200,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def getitem(self, obj: Any, argument: Any) -> Any:
         """Look up `obj[argument]`."""
         self.meter.tick()
+        if isinstance(argument, tuple):
+            self.meter.weigh(argument)
         if isinstance(obj, dict):
             self.message = self.places.get(id(obj), self.message)
-            self.meter.weigh(argument)
         elif isinstance(obj, str) and isinstance(argument, str):
             return self._text_attribute(obj, argument)
         return super().getitem(obj, argument)
@@ -366,7 +270,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self, source: str, name: str | None, filename: str | None = None, state: str | None = None
     ) -> TokenStream:
         raw = self.lexer.tokeniter(source, name, filename, state)
-        return TokenStream(_bounded(self.lexer.wrap(raw, name, filename)), name, filename)
+        return TokenStream(bounded_tokens(self.lexer.wrap(raw, name, filename)), name, filename)
 
 
 class _CountedList(list[Any]):
@@ -382,21 +286,3 @@ class _CountedList(list[Any]):
         for item in super().__iter__():
             self._meter.tick()
             yield item
-
-
-_VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
-
-
-def _bounded(tokens: Iterator[Token]) -> Iterator[Token]:
-    """Pass a template's tokens on. Raises: OverBudget for too many, or brackets nested too deeply."""
-    depth = 0
-    for n_tokens, token in enumerate(tokens):
-        if token.type in _OPENING:
-            depth += 1
-        elif token.type in _CLOSING:
-            depth -= 1
-        if depth > _MAX_NESTING:
-            raise OverBudget(f"it nests brackets deeper than {_MAX_NESTING}")
-        if n_tokens > _MAX_TOKENS:
-            raise OverBudget(f"it has more than {_MAX_TOKENS} symbols")
-        yield token

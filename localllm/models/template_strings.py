@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import _string
+import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from string import Formatter
 from typing import Any
 
@@ -138,7 +138,7 @@ def percent(meter: Meter, template: str, values: Any) -> str:
         pieces.append(cut(template, at, spec.start()))
         at = spec.end()
         if spec["kind"] == "%" and spec["key"] is None:
-            pieces.append("%" % () if spec.end() - spec.start() == 2 else spec.group() % ())
+            pieces.append("%")
             continue
         _check_width(spec["flags"])
         if spec["key"] is None:
@@ -165,26 +165,24 @@ def format_text(
     get_field: Callable[[str, tuple[Any, ...], Mapping[str, Any]], Any],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-    depth: int = 2,
+    counter: Iterator[int] | None = None,
 ) -> str:
     """Python's str.format; `get_field` looks up names inside the sandbox."""
-    if depth < 0:
-        raise ValueError("Max string recursion exceeded")
+    automatic = counter or itertools.count()
     pieces: list[str] = []
-    n_automatic = 0
     for literal, name, spec, conversion in Formatter().parse(template):
         meter.tick()
         pieces.append(whole(literal, template))
         if name is None:
             continue
         if name == "" or name[0] in ".[":
-            name, n_automatic = f"{n_automatic}{name}", n_automatic + 1
+            name = f"{next(automatic)}{name}"
         value = get_field(name, args, kwargs)
-        spec = str(format_text(meter, spec, get_field, args, kwargs, depth - 1)) if spec else ""
+        spec = str(format_text(meter, spec, get_field, args, kwargs, automatic)) if spec else ""
         _check_width(spec)
         if not isinstance(value, str) or conversion or spec:
             meter.weigh(value)
-            converted = Formatter().convert_field(value, conversion)  # type: ignore[arg-type]
+            converted = Formatter().convert_field(value, conversion)
             value = whole(format(converted, spec), value)
         meter.charge(len(value))
         pieces.append(value)
@@ -260,5 +258,9 @@ METHODS: Mapping[str, Callable[..., Any]] = {
 
 def split_field(name: str) -> tuple[int | str, list[tuple[bool, int | str]]]:
     """Split a format field such as `0.name[key]` into its first part and (is attribute, key) steps."""
-    first, rest = _string.formatter_field_name_split(name)
-    return first, list(rest)
+    first, *rest = re.split(r"(?=[.\[])", name)
+    steps: list[tuple[bool, int | str]] = []
+    for step in rest:
+        key = step[1:] if step[0] == "." else step[1:].removesuffix("]")
+        steps.append((step[0] == ".", int(key) if step[0] == "[" and key.isdecimal() else key))
+    return int(first) if first.isdecimal() else first, steps
