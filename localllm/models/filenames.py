@@ -77,5 +77,5 @@ def choose_quant(sets: Iterable[NamedSet], quant: str) -> list[NamedSet]:
     exact = [one for one in sets if quant_of(one.stem) == wanted]
     if exact:
         return exact
-    token = re.compile(rf"(?:^|[-._/]){re.escape(quant)}(?=$|[-._])", re.IGNORECASE)
+    token = re.compile(rf"(?:^|[-._]){re.escape(quant)}(?=$|[-.])", re.IGNORECASE)
     return [one for one in sets if token.search(one.stem.rsplit("/", 1)[-1])]

@@ -61,12 +61,12 @@ def default_home() -> Path:
         from platformdirs import user_data_path
 
         text = str(user_data_path("localllm"))
-    home = Path(os.path.abspath(os.path.expanduser(text)))
-    if text.startswith("~") and "~" in home.parts:
+    expanded = os.path.expanduser(text)
+    if expanded.startswith("~"):
         raise UsageError(
             "no home folder is known, so there is no place for models", "export LOCALLLM_HOME=/some/folder"
         )
-    return home
+    return Path(os.path.abspath(expanded))
 
 
 def check_name(name: str) -> str:
