@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -67,6 +66,8 @@ def tell(error: Exception | Stopped, manner: Manner) -> int:
         return CLOSED_EXIT_CODE
     failure = _as_failure(error)
     if manner.verbose and failure is not error:
+        import traceback
+
         write_stderr("".join(traceback.format_exception(error)))
     _sentence(failure)
     _document(failure, manner)
@@ -126,8 +127,10 @@ def _as_failure(error: Exception) -> LocalLLMError:
     if isinstance(error, MemoryError):
         return LocalLLMError("Out of memory.", "localllm doctor")
     # What the exception says may hold the prompt: only its kind and place are told unasked.
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
+    place, trace = "", error.__traceback__
+    while trace is not None:
+        place = f" in {Path(trace.tb_frame.f_code.co_filename).name}, line {trace.tb_lineno}"
+        trace = trace.tb_next
     return LocalLLMError(
         f"Unexpected failure: {type(error).__name__}{place}.", "run it again with -v and report what it prints"
     )

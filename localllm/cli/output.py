@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import sys
@@ -49,6 +48,8 @@ class Answer:
 
     def document(self, value: Mapping[str, Any]) -> None:
         """Write one JSON object on a line of its own."""
+        import json
+
         # A lone surrogate cannot be encoded; escaped it is still valid JSON.
         try:
             line = json.dumps(value, ensure_ascii=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
@@ -49,9 +50,7 @@ def run(
 
     The prompt is the argument, then the files of -f, then piped text, joined by blank lines.
     """
-    from localllm.cli.answering import Answering
     from localllm.cli.prompt_input import read_question
-    from localllm.cli.render import document
     from localllm.cli.signals import Interrupts
     from localllm.cli.wishes import generation_options, load_config
 
@@ -64,6 +63,9 @@ def run(
         question = read_question(arguments, asking.file or (), raw=asking.raw, quiet=talk.quiet)
         request = build_request(question.prompt, asking, options)
         with open_service(name_model(question, notes), config, request, notes) as service:
+            from localllm.cli.answering import Answering
+            from localllm.cli.render import document
+
             answering = Answering(service, output, out, notes=notes, interrupts=interrupts)
             outcome = answering.stream(request, sampling.max_tokens)
             if output.json and outcome.error is None:
@@ -108,13 +110,18 @@ def open_service(model: str, config: LoadConfig, sized_for: Request | None, note
     notes.progress(f"loading {model}")
     started_s = time.monotonic()
     try:
-        service = in_thread(load)
+        service = in_thread(load, meanwhile=_import_the_rest)
     finally:
         notes.clear()
     for line in service.model.notes:
         notes.explain(line)
     notes.explain(f"loaded in {time.monotonic() - started_s:.2f} s, context of {service.model.n_ctx} tokens")
     return service
+
+
+def _import_the_rest() -> None:
+    """Import what writes the answer while the model loads."""
+    import_module("localllm.cli.answering")
 
 
 def check_output(output: OutputFlags) -> None:
