@@ -39,7 +39,7 @@ def symbols(path: Path) -> set[str]:
     return found
 
 
-REFERENCES = sorted({(m[1], m[2]) for m in NAMED.finditer(PAGE.read_text(encoding="utf-8"))})
+REFERENCES = sorted({(m[1], m[2] or "") for m in NAMED.finditer(PAGE.read_text(encoding="utf-8"))})
 
 
 def test_page_names_the_hops_by_symbol() -> None:
@@ -47,7 +47,7 @@ def test_page_names_the_hops_by_symbol() -> None:
 
 
 @pytest.mark.parametrize(("module", "symbol"), REFERENCES)
-def test_what_the_page_names_exists(module: str, symbol: str | None) -> None:
+def test_what_the_page_names_exists(module: str, symbol: str) -> None:
     path = PROJECT / "localllm" / module
     assert path.is_file(), f"the page names {module}, which is not there"
     if symbol:
