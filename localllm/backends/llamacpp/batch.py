@@ -6,6 +6,7 @@ import ctypes
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from localllm.backends.llamacpp import bindings
 from localllm.runtime.engine import BatchItem
@@ -30,6 +31,10 @@ class BatchPacker:
         self._batch = native.api.llama_batch(
             0, self._tokens, None, self._positions, self._n_slots, pointers, self._wanted
         )
+
+    def token_rows(self, n_rows: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Return views [n_rows] of the tokens and positions that the packed batch reads."""
+        return self._token_view[:n_rows], self._position_view[:n_rows]
 
     def pack(self, items: tuple[BatchItem, ...]) -> tuple[Any, int]:
         """Return the native batch of `items` (already checked) and its number of logit rows."""

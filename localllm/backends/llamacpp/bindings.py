@@ -150,3 +150,8 @@ def repacking_is_safe() -> bool:
     repacking only, and the first choice wherever the library was compiled for it.
     """
     return "AMX_INT8 = 1" not in system_info()
+
+
+def library_commit() -> str:
+    """Return the commit that the library says it was built from ("abc1234", "-dirty" where it was changed)."""
+    return str(load().function("ggml_commit", ctypes.c_char_p)().decode())

@@ -16,7 +16,7 @@ def spec_of(model: LlamaModel, settings: ContextSettings, context: NativeContext
     """Return the engine's spec as the library reports it (what was asked for is not repeated)."""
     rule = prefix_rule(model, settings)
     cuttable = rule is not PrefixRule.CHECKPOINT
-    max_sequence = context.n_ctx_seq
+    max_sequence = min(context.n_ctx_seq, settings.max_sequence_tokens or context.n_ctx_seq)
     if model.info.learned_positions:  # native.md N9: an abort beyond the trained context
         max_sequence = min(max_sequence, model.n_ctx_train)
     # A purely recurrent model keeps one state a slot, however long the sequence.

@@ -49,7 +49,8 @@ class ContextSettings:
     `n_ctx`: cells of the pool. `n_slots`: sequences, the spare one included. `n_batch` rows go
     into one forward, `n_ubatch` into one graph. `n_rs_seq`: snapshots a slot for rollback on the
     recurrent models that can. `kv_unified`: one pool for all slots, else a stream each.
-    `swa_full`: window layers keep every cell.
+    `swa_full`: window layers keep every cell. `max_sequence_tokens`: the longest sequence, where
+    the model was trained for less than the pool holds; 0 = what the pool holds.
     """
 
     n_ctx: int
@@ -65,3 +66,4 @@ class ContextSettings:
     swa_full: bool = False
     n_rs_seq: int = 0
     offload_kqv: bool = True
+    max_sequence_tokens: int = 0

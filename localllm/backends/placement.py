@@ -1,0 +1,205 @@
+"""Decides how a model is loaded, from facts and wishes alone: pure, so tables of machines can test it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from localllm.backends.cpu.probe import CpuFacts
+from localllm.backends.llamacpp.devices import Device
+from localllm.errors import UsageError
+from localllm.models.info import ModelInfo
+from localllm.models.kv_types import KvTypes
+from localllm.models.memory import (
+    USABLE_SHARE,
+    ContextShape,
+    MemoryEstimate,
+    estimate,
+    kv_bytes,
+    largest_ctx,
+    require,
+    state_bytes,
+)
+from localllm.runtime.config import FlashAttn, LoadConfig
+
+MAX_SLOTS = 256  # LLAMA_MAX_SEQ
+AUTO_CTX_TOKENS = 8192
+"""The context of each parallel sequence where nobody says how long: more costs start time and memory."""
+
+_CELL_PAD = 256
+_MIN_CTX_TOKENS = 512
+_CPU_BATCH, _GPU_BATCH, _MICRO_BATCH = 512, 2048, 512
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The facts that placement looks at. `repacking_is_safe`: what the native library is trusted with."""
+
+    cpu: CpuFacts
+    devices: tuple[Device, ...] = ()
+    available_bytes: int = 0
+    repacking_is_safe: bool = True
+
+    @property
+    def gpus(self) -> tuple[Device, ...]:
+        """The devices that layers can be offloaded to."""
+        return tuple(device for device in self.devices if device.kind in ("gpu", "igpu"))
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How a model is loaded and its context opened. `notes`: what was decided and why, a line each.
+
+    `n_gpu_layers` counts the output layer too (llama.cpp's count). `n_ctx`: cells of the pool;
+    `max_sequence_tokens`: the longest sequence in it. `n_slots`: running, retained and the spare.
+    """
+
+    n_gpu_layers: int
+    n_ctx: int
+    max_sequence_tokens: int
+    n_slots: int
+    n_batch: int
+    n_ubatch: int
+    n_threads: int
+    flash_attn: FlashAttn
+    kv: KvTypes
+    kv_unified: bool
+    use_mmap: bool
+    repack: bool
+    memory: MemoryEstimate
+    notes: tuple[str, ...]
+
+
+def place(
+    info: ModelInfo, machine: Machine, wishes: LoadConfig = LoadConfig(), need_tokens: int | None = None
+) -> Placement:
+    """Return the placement of a model on a machine. `need_tokens` sizes an automatic context.
+
+    Raises: UsageError for wishes that cannot be honoured; NotEnoughMemory before anything is loaded.
+    """
+    n_slots = wishes.parallel + wishes.retained + 1
+    if n_slots > MAX_SLOTS:
+        raise UsageError(f"{n_slots} sequences are too many: the engine holds {MAX_SLOTS}.", "use fewer in parallel")
+    _check_kv(info, wishes)
+    flash_attn: FlashAttn = (
+        "on" if wishes.flash_attn == "auto" and wishes.kv.needs_flash_attention else wishes.flash_attn
+    )
+    room = _Room(info, machine, wishes.kv, n_slots, ContextShape(flash_attn=flash_attn != "off"))
+    n_ctx, ctx_notes = _context(info, room, wishes, need_tokens)
+    n_gpu_layers = _gpu_layers(info, machine, wishes, room, n_ctx)
+    repack, repack_notes = _repack(machine, room, n_ctx)
+    memory = room.require(n_ctx, repack) if n_gpu_layers == 0 else room.estimate(n_ctx, repack)
+    trained = info.n_ctx_train or n_ctx
+    return Placement(
+        n_gpu_layers=n_gpu_layers,
+        n_ctx=n_ctx,
+        max_sequence_tokens=min(n_ctx, trained),
+        n_slots=n_slots,
+        n_batch=min(_GPU_BATCH if n_gpu_layers else _CPU_BATCH, n_ctx),
+        n_ubatch=min(_MICRO_BATCH, n_ctx),
+        n_threads=wishes.threads or machine.cpu.default_threads,
+        flash_attn=flash_attn,
+        kv=wishes.kv,
+        kv_unified=True,
+        use_mmap=True,
+        repack=repack,
+        memory=memory,
+        notes=(_where(info, machine, n_gpu_layers, wishes.kv), *ctx_notes, *repack_notes),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """Memory questions about one model with everything but the context's length settled."""
+
+    info: ModelInfo
+    machine: Machine
+    kv: KvTypes
+    n_slots: int
+    shape: ContextShape
+
+    def estimate(self, n_ctx: int, repack: bool) -> MemoryEstimate:
+        return estimate(self.info, n_ctx=n_ctx, kv=self.kv, n_slots=self.n_slots, repack=repack, shape=self.shape)
+
+    def require(self, n_ctx: int, repack: bool) -> MemoryEstimate:
+        return require(
+            self.info,
+            n_ctx=n_ctx,
+            kv=self.kv,
+            n_slots=self.n_slots,
+            repack=repack,
+            shape=self.shape,
+            available=self.machine.available_bytes,
+        )
+
+    def fits(self, n_ctx: int, repack: bool) -> bool:
+        return self.estimate(n_ctx, repack).total_bytes <= USABLE_SHARE * self.machine.available_bytes
+
+    def largest(self) -> int:
+        budget = int(USABLE_SHARE * self.machine.available_bytes)
+        return largest_ctx(self.info, budget, kv=self.kv, n_slots=self.n_slots, repack=False, shape=self.shape)
+
+
+def _check_kv(info: ModelInfo, wishes: LoadConfig) -> None:
+    wishes.kv.check(
+        head_sizes_k=info.head_sizes_k, head_sizes_v=info.head_sizes_v, flash_attn=wishes.flash_attn != "off"
+    )
+
+
+def _context(info: ModelInfo, room: _Room, wishes: LoadConfig, need_tokens: int | None) -> tuple[int, tuple[str, ...]]:
+    """Return the pool's cells, and why if that is not what was asked for."""
+    trained = info.n_ctx_train
+    if wishes.ctx is not None:
+        if 0 < trained * wishes.parallel < wishes.ctx:
+            raise UsageError(
+                f"--ctx {wishes.ctx} is beyond the {trained} tokens that {info.name} was trained for.",
+                f"--ctx {trained * wishes.parallel}",
+            )
+        return wishes.ctx, ()
+    each = AUTO_CTX_TOKENS if need_tokens is None else max(need_tokens, _MIN_CTX_TOKENS)
+    if trained:
+        each = min(each, trained)
+    wanted = -(-each // _CELL_PAD) * _CELL_PAD if each < (trained or each + _CELL_PAD) else each
+    if need_tokens is None:
+        wanted *= wishes.parallel
+    if room.fits(wanted, repack=False):
+        return wanted, ()
+    n_ctx = min(wanted, room.largest())
+    if n_ctx < min(wanted, _MIN_CTX_TOKENS):
+        room.require(wanted, repack=False)  # raises with the numbers
+    return n_ctx, (f"context cut to {n_ctx} tokens, which is what fits in memory",)
+
+
+def _gpu_layers(info: ModelInfo, machine: Machine, wishes: LoadConfig, room: _Room, n_ctx: int) -> int:
+    every = info.n_layers + 1
+    if wishes.gpu == "off" or (wishes.gpu == "auto" and not machine.gpus):
+        return 0
+    if not machine.gpus:
+        raise UsageError(
+            f"--gpu {wishes.gpu}: the native library reports no GPU here.",
+            "--gpu off, or install a GPU build of llama-cpp-python: localllm doctor",
+        )
+    if wishes.gpu == "all":
+        return every
+    if isinstance(wishes.gpu, int):
+        return min(wishes.gpu, every)
+    cells = kv_bytes(info, n_ctx=n_ctx, kv=room.kv, n_slots=room.n_slots, shape=room.shape)
+    need = info.size_bytes + cells + state_bytes(info, n_slots=room.n_slots)
+    free = USABLE_SHARE * sum(device.free_bytes for device in machine.gpus)
+    return every if need <= free else int(every * free / need)
+
+
+def _repack(machine: Machine, room: _Room, n_ctx: int) -> tuple[bool, tuple[str, ...]]:
+    if not machine.repacking_is_safe:
+        return False, ("weights are not repacked: this llama.cpp build can die in its AMX code",)
+    if not room.fits(n_ctx, repack=True):
+        return False, ("weights are not repacked: their second copy does not fit in memory",)
+    return True, ()
+
+
+def _where(info: ModelInfo, machine: Machine, n_gpu_layers: int, kv: KvTypes) -> str:
+    if not n_gpu_layers:
+        return f"{info.n_layers}/{info.n_layers} layers on CPU, KV {kv} on CPU"
+    names = "+".join(device.name for device in machine.gpus)
+    on_gpu = min(n_gpu_layers, info.n_layers)
+    kv_place = names if on_gpu == info.n_layers else f"{names} and CPU"
+    return f"{on_gpu}/{info.n_layers} layers on {names}, KV {kv} on {kv_place}"
