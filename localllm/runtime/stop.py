@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,41 +37,42 @@ class StopMatcher:
     def __init__(self, stops: Sequence[str]) -> None:
         self._machines = [_Machine(stop) for stop in stops]
         self._first_chars = frozenset(stop[0] for stop in stops)
-        self._held = ""
-        self._found: tuple[int, str] | None = None  # where in `_held` the best match so far begins, and which
+        self._parts: deque[str] = deque()  # the held text: these joined, less `_n_skipped` of the first
+        self._n_skipped = 0
+        self._n_held = 0
+        self._found: tuple[int, str] | None = None  # where in the held text the best match begins, and which
         self.matched: str | None = None
 
     def push(self, text: str) -> tuple[str, str | None]:
         """Return the text that is safe to show, and the stop string once one is found.
 
-        Cost: linear in the text, whatever is held.
+        Cost: linear in the text, however much is held.
         """
         if self.matched is not None:
             return "", self.matched
-        if not self._held and self._first_chars.isdisjoint(text):
+        if not text or (not self._n_held and self._first_chars.isdisjoint(text)):
             return text, None
-        buffer = self._held + text
-        n_safe = len(buffer)
-        for position in range(len(self._held) + 1, len(buffer) + 1):
-            n_safe = self._step(buffer[position - 1], position)
+        n_before = n_safe = self._n_held
+        self._parts.append(text)
+        self._n_held += len(text)
+        for position, char in enumerate(text, n_before + 1):
+            n_safe = self._step(char, position)
             if self._found is not None and n_safe >= self._found[0]:
-                return self._cut(buffer), self.matched
-        self._held = buffer[n_safe:]
+                return self._cut(), self.matched
         if self._found is not None:
             self._found = (self._found[0] - n_safe, self._found[1])
-        return buffer[:n_safe], None
+        return self._take(n_safe), None
 
     def flush(self) -> str:
         """End the text: return what was held, cut before a match that waited (then `matched` is set)."""
         if self._found is not None:
-            return self._cut(self._held)
-        held, self._held = self._held, ""
+            return self._cut()
         for machine in self._machines:
             machine.n_matched = 0
-        return held
+        return self._take(self._n_held)
 
     def _step(self, char: str, position: int) -> int:
-        """Feed one character; return how much of the buffer can no longer begin a match."""
+        """Feed the character before `position`; return how much of the held text can begin no match."""
         n_safe = position
         for machine in self._machines:
             if machine.step(char):
@@ -80,11 +82,27 @@ class StopMatcher:
             n_safe = min(n_safe, position - machine.n_matched)
         return n_safe
 
-    def _cut(self, buffer: str) -> str:
+    def _cut(self) -> str:
+        """Settle on the match that was found; return the text before it and drop the rest."""
         assert self._found is not None
         begin, self.matched = self._found
-        self._held, self._found = "", None
-        return buffer[:begin]
+        text = self._take(begin)
+        self._parts.clear()
+        self._n_held, self._found = 0, None
+        return text
+
+    def _take(self, n_chars: int) -> str:
+        """Remove and return the first `n_chars` of the held text."""
+        self._n_held -= n_chars
+        taken: list[str] = []
+        while n_chars > 0:
+            taken.append(self._parts[0][self._n_skipped : self._n_skipped + n_chars])
+            n_chars -= len(taken[-1])
+            self._n_skipped += len(taken[-1])
+            if self._n_skipped == len(self._parts[0]):
+                self._parts.popleft()
+                self._n_skipped = 0
+        return "".join(taken)
 
 
 class _Machine:

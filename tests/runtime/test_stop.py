@@ -34,6 +34,7 @@ def plain(stops: list[str], text: str) -> tuple[str, str | None]:
 
 CASES = [
     (["abc"], ["ab"], ["", "ab"], None),  # held, then given back at the end
+    (["abc"], ["ab", "", "c"], ["", "", ""], "abc"),
     (["END"], ["x END y"], ["x "], "END"),  # inside one token
     (["bc", "abcd"], ["abcd"], [""], "abcd"),
     (["bc", "abcd"], ["a", "b", "c", "d"], ["", "", "", ""], "abcd"),
@@ -71,7 +72,7 @@ STOPS = st.lists(st.text("abc", min_size=1, max_size=5), min_size=1, max_size=4)
 
 
 @given(stops=STOPS, text=st.text("abcd", max_size=30), cuts=st.lists(st.integers(0, 30), max_size=10))
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=400, deadline=None)
 def test_every_split_gives_what_the_whole_text_gives(stops: list[str], text: str, cuts: list[int]) -> None:
     ends = sorted({min(cut, len(text)) for cut in cuts} | {len(text)})
     parts = [text[a:b] for a, b in zip([0, *ends], ends, strict=False)]
@@ -80,7 +81,7 @@ def test_every_split_gives_what_the_whole_text_gives(stops: list[str], text: str
 
 
 @given(stops=STOPS, text=st.text("abcd", max_size=30))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_what_is_held_is_never_longer_than_needed(stops: list[str], text: str) -> None:
     matcher = StopMatcher(stops)
     n_emitted = 0
@@ -94,17 +95,14 @@ def test_what_is_held_is_never_longer_than_needed(stops: list[str], text: str) -
         assert not held or any(stop.startswith(held[: len(stop)]) for stop in stops)
 
 
-@pytest.mark.parametrize("stop", ["a" * 5000 + "b", "zz"])
-def test_cost_is_linear_in_the_text(stop: str) -> None:
-    def seconds(n: int) -> float:
-        matcher = StopMatcher([stop])
-        start = time.perf_counter()
-        for _ in range(n):
-            matcher.push("aaaa")
-        return time.perf_counter() - start
-
-    seconds(200)
-    assert min(seconds(8000) for _ in range(3)) < 24 * min(seconds(1000) for _ in range(3))
+def test_a_long_stop_that_almost_matches_all_the_time_costs_linear_time() -> None:
+    """80 000 characters with 50 000 held: milliseconds, where searching the held text again takes minutes."""
+    matcher = StopMatcher(["a" * 50_000 + "b"])
+    start = time.perf_counter()
+    n_emitted = sum(len(matcher.push("aaaa")[0]) for _ in range(20_000))
+    assert n_emitted == 30_000
+    assert matcher.push("ab")[1] is not None
+    assert time.perf_counter() - start < 5
 
 
 @pytest.mark.parametrize(
