@@ -60,7 +60,7 @@ def test_library_example_of_the_readme_runs(smollm2: Path) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
     code = example.replace('"smollm2:135m"', repr(str(smollm2)))
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False, env=dict(os.environ)
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=280, check=False, env=dict(os.environ)
     )
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.split()) > 5

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from localllm.cli.options import Json
+from localllm.cli.options import Json, TalkFlags
 
 if TYPE_CHECKING:
     from localllm.cli.checks import Finding
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _MARKS = {"ok": "", "note": "  (!)", "wrong": "  <- WRONG"}
 
 
-def doctor(json: Json = False) -> None:
+def doctor(talk: TalkFlags, json: Json = False) -> None:
     """Examine this installation and machine.
 
     Versions and build flags, CPU, memory, devices, caches, what would be used and why, known-bad versions.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from localllm.cli.options import Json, Quiet
+from localllm.cli.options import Json, TalkFlags
 from localllm.cli.output import Answer, Notes
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 STORE = "store"
 
 
-def ls(json: Json = False, quiet: Quiet = False) -> None:
+def ls(talk: TalkFlags, json: Json = False) -> None:
     """List the models on this machine.
 
     Those in the store and in the caches of other tools, each with its quantisation and hash.
@@ -24,7 +24,7 @@ def ls(json: Json = False, quiet: Quiet = False) -> None:
 
     store = Store()
     stored, cached = store.list(), caches.find_all()
-    notes = Notes(quiet=quiet)
+    notes = Notes(quiet=talk.quiet, verbose=talk.verbose)
     if json:
         rows = [*map(_stored_document, stored), *(_cached_document(model, store) for model in cached)]
         unfinished = [{"folder": str(left.folder), "size_bytes": left.size_bytes} for left in store.unfinished()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -84,7 +85,7 @@ def _reporter(notes: Notes, talk: TalkFlags) -> Iterator[OnProgress | None]:
     """Yield what shows progress: a bar at a terminal, a few lines elsewhere, nothing under --quiet."""
     if talk.quiet:
         yield None
-    elif sys.stderr is None or not sys.stderr.isatty():
+    elif sys.stderr is None or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield Lines(notes)
     else:
         from rich.console import Console

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Annotated
 
-from localllm.cli.options import Json, Model, Quiet, option
+from localllm.cli.options import Json, Model, TalkFlags, option
 from localllm.errors import ModelNotFound, UsageError
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 Yes = Annotated[bool, option("--yes", "-y", help="Do not ask.")]
 
 
-def rm(model: Model, yes: Yes = False, json: Json = False, quiet: Quiet = False) -> None:
+def rm(model: Model, talk: TalkFlags, yes: Yes = False, json: Json = False) -> None:
     """Delete a stored model.
 
     Files used in place and those in other tools' caches are never touched.
@@ -30,7 +30,7 @@ def rm(model: Model, yes: Yes = False, json: Json = False, quiet: Quiet = False)
     if not yes and not _agreed(told):
         return
     store.remove(found.name if found else name)
-    Notes(quiet=quiet).say(f"removed {told}")
+    Notes(quiet=talk.quiet, verbose=talk.verbose).say(f"removed {told}")
     if json:
         size_bytes = found.size_bytes if found else None
         Answer().document({"removed": found.name if found else name, "size_bytes": size_bytes})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from localllm.cli.options import Ctx, Json, Kv, Memory, Model
+from localllm.cli.options import Ctx, Json, Kv, Memory, Model, TalkFlags
 from localllm.cli.output import Answer, Notes
 from localllm.errors import LocalLLMError
 
@@ -18,7 +18,14 @@ HASH_AT_ONCE_BYTES = 2_000_000_000
 """A file up to this size is hashed when it is shown (some seconds, once); a larger one is not waited for."""
 
 
-def show(model: Model, memory: Memory = False, ctx: Ctx = "auto", kv: Kv = "f16", json: Json = False) -> None:
+def show(
+    model: Model,
+    talk: TalkFlags,
+    memory: Memory = False,
+    ctx: Ctx = "auto",
+    kv: Kv = "f16",
+    json: Json = False,
+) -> None:
     """Tell what a model is and needs.
 
     Shape, quantisation, context, template, licence, hash, KV size, sampling, provenance.
@@ -35,7 +42,8 @@ def show(model: Model, memory: Memory = False, ctx: Ctx = "auto", kv: Kv = "f16"
     facts = info.read_info(found.path)
     if facts.layers:
         types.check(head_sizes_k=facts.head_sizes_k, head_sizes_v=facts.head_sizes_v, flash_attn=True)
-    document = _document(found, facts, types, store)
+    notes = Notes(quiet=talk.quiet, verbose=talk.verbose)
+    document = _document(found, facts, types, store, notes)
     if memory:
         document |= _memory(facts, n_ctx, types)
     if json:
@@ -52,7 +60,7 @@ def _n_ctx(text: str) -> int | None:
     return number_or_auto("--ctx", text)
 
 
-def _document(found: ModelFile, facts: ModelInfo, types: KvTypes, store: Store) -> dict[str, Any]:
+def _document(found: ModelFile, facts: ModelInfo, types: KvTypes, store: Store, notes: Notes) -> dict[str, Any]:
     from localllm.models.memory import kv_bytes_per_token, state_bytes
     from localllm.runtime.sampling_params import model_defaults
 
@@ -62,7 +70,7 @@ def _document(found: ModelFile, facts: ModelInfo, types: KvTypes, store: Store) 
         "path": str(found.path),
         "files": [str(path) for path in found.files],
         "in": found.source,
-        "sha256": found.sha256 or _hash(found, facts, store),
+        "sha256": found.sha256 or _hash(found, facts, store, notes),
         "kind": facts.kind.value,
         "cannot_answer": _why_not(facts),
         "architecture": facts.architecture,
@@ -117,13 +125,12 @@ def _why_not(facts: ModelInfo) -> str | None:
     return None
 
 
-def _hash(found: ModelFile, facts: ModelInfo, store: Store) -> str | None:
+def _hash(found: ModelFile, facts: ModelInfo, store: Store, notes: Notes) -> str | None:
     """Return the hash of one file: the remembered one, else computed where that takes seconds at most."""
     from localllm.models import hashes
 
     if len(found.files) != 1 or facts.size_bytes > HASH_AT_ONCE_BYTES:
         return None
-    notes = Notes()
     notes.progress(f"hashing {found.path.name}")
     try:
         return hashes.sha256_of(found.path, store)
@@ -148,7 +155,7 @@ def _memory(facts: ModelInfo, n_ctx: int | None, types: KvTypes) -> dict[str, An
     available = memory.available_bytes()
     budget = int(available * memory.USABLE_SHARE)
     return {
-        "fits": estimate.total_bytes <= budget,
+        "fits": estimate.total_bytes <= budget and estimate.n_ctx <= facts.n_ctx_train,
         "largest_ctx": memory.largest_ctx(facts, budget, kv=types, n_slots=n_slots, repack=repack),
         "memory": {
             **asdict(estimate),

@@ -84,7 +84,9 @@ def _memory(facts: Mapping[str, Any]) -> str:
         return "\nmemory cannot be estimated: there are no weights in this file\n"
     terms = {name: size(memory[key]) for name, key in _TERMS if memory[key]}
     usable = round(memory["available_bytes"] * memory["usable_share"])
-    verdict = "fits" if facts["fits"] else "does not fit"
+    too_long = memory["n_ctx"] > facts["n_ctx_train"]
+    refusal = "longer than the model was trained for" if too_long else "does not fit"
+    verdict = "fits" if facts["fits"] else refusal
     largest = f"{facts['largest_ctx']:,} tokens" if facts["largest_ctx"] else "none: the weights alone are too large"
     totals = {
         "in all": f"{size(memory['total_bytes'])}: {verdict}",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.cli.options import Json, Model, option
+from localllm.cli.options import Json, Model, TalkFlags, option
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,14 +23,21 @@ Encode = Annotated[bool, option("--encode", help="Print the ids instead of their
 Decode = Annotated[bool, option("--decode", help="TEXT is ids (12 345 or 12,345): print what they spell.")]
 
 
-def tokens(model: Model, text: Text = None, encode: Encode = False, decode: Decode = False, json: Json = False) -> None:
+def tokens(
+    model: Model,
+    talk: TalkFlags,
+    text: Text = None,
+    encode: Encode = False,
+    decode: Decode = False,
+    json: Json = False,
+) -> None:
     """Count, encode or decode tokens.
 
     Special spellings are parsed, and BOS is added where the model asks for it, as for a raw prompt.
     """
     if encode and decode:
         raise UsageError("--encode and --decode exclude each other.", "leave one of them out")
-    given = _checked(text) if text is not None else _stdin_text()
+    given = _checked(text) if text is not None else _stdin_text(talk.quiet)
     wanted = _parse_ids(given) if decode else None
     from localllm import compose
 
@@ -90,10 +97,10 @@ def _checked(text: str) -> str:
     return text
 
 
-def _stdin_text() -> str:
+def _stdin_text(quiet: bool) -> str:
     from localllm.cli.prompt_input import read_stdin
 
-    text = read_stdin()
+    text = read_stdin(quiet=quiet)
     if text is None:
         raise UsageError("There is no text.", "localllm tokens MODEL 'some text', or pipe the text in")
     return text

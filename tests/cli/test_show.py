@@ -43,7 +43,7 @@ def test_text_names_the_same_facts(cli: Cli, model: Path) -> None:
     assert rows["licence"] == "mit"
     assert rows["template"].startswith("yes, ")
     assert rows["context"] == "1,024 tokens trained"
-    assert rows["KV"].split() == "cache 256 bytes a token as f16".split()
+    assert rows["KV"].split() == ["cache", "256", "bytes", "a", "token", "as", "f16"]
 
 
 def test_kv_type_changes_the_bytes_a_token(cli: Cli, model: Path) -> None:
@@ -75,6 +75,11 @@ def test_context_beyond_all_reason_does_not_fit(cli: Cli, model: Path) -> None:
     facts = cli("show", str(model), "--memory", "--ctx", "999999999", "--json").json()
     assert facts["fits"] is False
     assert facts["largest_ctx"] == 1024
+
+
+def test_context_beyond_the_trained_one_is_told(cli: Cli, model: Path) -> None:
+    assert cli("show", str(model), "--memory", "--ctx", "1025", "--json").json()["fits"] is False
+    assert "longer than the model was trained for" in cli("show", str(model), "--memory", "--ctx", "1025").out
 
 
 def test_vocabulary_without_weights_is_shown_with_the_reason(cli: Cli, shared: Path) -> None:
