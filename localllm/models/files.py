@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
-import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-_READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-_CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
+# Not inherited by children, and never through a planted link (where the system knows these flags).
+OWN = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+_READ_FLAGS = os.O_RDONLY | OWN | getattr(os, "O_NONBLOCK", 0)
+_CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | OWN
+
+
+def token() -> str:
+    """Return a name that nobody else has."""
+    return os.urandom(8).hex()
 
 
 def write_all(fd: int, data: bytes | memoryview) -> None:
@@ -23,7 +28,7 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Make the names in `folder` durable. Raises OSError."""
-    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    fd = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(fd)
     finally:
@@ -35,7 +40,7 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
 
     Raises OSError; the old content is then still there.
     """
-    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
+    temporary = path.with_name(f".{token()}.tmp")
     fd = os.open(temporary, _CREATE_FLAGS, mode)
     try:
         try:
@@ -85,7 +90,7 @@ def is_folder(path: Path) -> bool:
 
 def set_aside(path: Path) -> Path | None:
     """Rename a bad file to `NAME.bad` beside it; None where that cannot be done."""
-    for target in (path.with_name(path.name + ".bad"), path.with_name(f"{path.name}.{secrets.token_hex(4)}.bad")):
+    for target in (path.with_name(path.name + ".bad"), path.with_name(f"{path.name}.{token()}.bad")):
         with contextlib.suppress(OSError):
             os.replace(path, target)
             return target
@@ -95,6 +100,8 @@ def set_aside(path: Path) -> Path | None:
 def remove_tree(path: Path) -> None:
     """Delete a file, a link (never its target) or a folder with all in it. Raises OSError."""
     if is_folder(path):
+        import shutil  # costs 10 ms at start-up, and nothing else here needs it
+
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)

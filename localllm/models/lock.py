@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import time
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localllm.errors import Unavailable
+from localllm.models import files
 
 _POLL_S = 0.1
 
@@ -55,7 +55,7 @@ def hold(path: Path, *, on_wait: Callable[[Owner], None] | None) -> Iterator[Non
 
 def _acquire(path: Path, on_wait: Callable[[Owner], None] | None) -> int:
     while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | files.OWN, 0o644)
         try:
             if _try_lock(fd) and _same_file(fd, path):
                 return fd
@@ -65,12 +65,14 @@ def _acquire(path: Path, on_wait: Callable[[Owner], None] | None) -> int:
             raise
         os.close(fd)
         if on_wait is None:
-            raise Busy(f"{path.stem} is in use by {owner}", "wait until it is done")
+            raise Busy(f"{path.stem} is in use by {owner}", "localllm ls")
         on_wait(owner)
         time.sleep(_POLL_S)
 
 
 def _try_lock(fd: int) -> bool:
+    import fcntl  # not on Windows, where listing must still work
+
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 from localllm.models import files
 
 LIMIT_BYTES = 16 << 20
-_log = logging.getLogger("localllm")
 
 
 class Damaged(Exception):
@@ -69,7 +67,7 @@ def load(path: Path, kind: str, version: int) -> dict[str, Any] | None:
     except (FileNotFoundError, NotADirectoryError, Newer):
         return None
     except PermissionError as error:
-        _log.warning("cannot read %s: %s", path, error.strerror)
+        _warn(f"cannot read {path}: {error.strerror}")
         return None
     except (OSError, ValueError, Damaged) as error:
         discard(path, str(error))
@@ -80,4 +78,10 @@ def discard(path: Path, reason: str) -> None:
     """Set a bad record aside and say so; nothing happens where the folder cannot be written."""
     moved = files.set_aside(path)
     if moved is not None:
-        _log.warning("%s was damaged (%s); it is kept as %s", path, reason, moved.name)
+        _warn(f"{path} was damaged ({reason}); it is kept as {moved.name}")
+
+
+def _warn(message: str) -> None:
+    import logging  # costs start-up time, and hardly ever is anything damaged
+
+    logging.getLogger("localllm").warning(message)

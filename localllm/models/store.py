@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import os
 import re
-import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -170,7 +169,7 @@ class Store:
             return
         trash = self.home / "trash"
         trash.mkdir(parents=True, exist_ok=True)
-        os.rename(path, trash / secrets.token_hex(8))
+        os.rename(path, trash / files.token())
         for left in list(trash.iterdir()):
             with contextlib.suppress(OSError):
                 files.remove_tree(left)

@@ -295,3 +295,12 @@ def test_the_home_can_be_moved_and_a_missing_one_is_a_sentence(monkeypatch: pyte
     monkeypatch.delenv("XDG_DATA_HOME")
     monkeypatch.delenv("HOME")
     assert default_home().is_absolute()
+
+
+def test_a_store_where_a_file_stands_lists_nothing_and_says_so_when_pulling(tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("a file")
+    store = Store(tmp_path / "home")
+    assert store.list() == []
+    assert store.unfinished() == ()
+    with pytest.raises(OSError), store.locked("a:1", lambda _: None):
+        pass

@@ -23,6 +23,7 @@ _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 _SPARE_BYTES = 16 << 20
+_MIRROR_HINT = "export HF_ENDPOINT=https://another-mirror, or try again later"
 _TRY_AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
@@ -193,7 +194,7 @@ class _Attempts:
         if size.isdecimal() and int(size) != expected.size_bytes:
             raise self._wrong_length(size)
         if commit and self._remote.commit and commit != self._remote.commit:
-            raise DownloadFailed(f"the hub answered for revision {commit}, not {self._remote.commit}")
+            raise DownloadFailed(f"the hub answered for revision {commit}, not {self._remote.commit}", _MIRROR_HINT)
 
     def _check_status(self, reply: Reply) -> None:
         status = reply.status
@@ -210,12 +211,12 @@ class _Attempts:
             self._restart()
             raise Interrupted("the server has no such range")
         if status not in (200, 206):
-            raise DownloadFailed(f"the server answered {status} for {self._remote.name}")
+            raise DownloadFailed(f"the server answered {status} for {self._remote.name}", _MIRROR_HINT)
         coding = reply.headers.get("Content-Encoding", "identity").strip().lower()
         if coding not in ("", "identity"):
             raise DownloadFailed(
                 f"the server sends {self._remote.name} as {coding}, which cannot be resumed or checked",
-                "unset the proxy or mirror that recodes files",
+                _MIRROR_HINT,
             )
 
     def _place(self, reply: Reply) -> None:
@@ -242,7 +243,7 @@ class _Attempts:
         if self._restarts > self._patience.max_restarts:
             raise DownloadFailed(
                 f"{self._remote.name} changed on the server {self._restarts} times while it was fetched",
-                "try again later, or another mirror",
+                _MIRROR_HINT,
             )
         self._partial.restart()
 
@@ -250,5 +251,5 @@ class _Attempts:
         total = self._remote.expected.size_bytes
         return DownloadFailed(
             f"the server has {got} bytes of {self._remote.name}, not the {total} that the hub promised",
-            "try again later, or another mirror",
+            _MIRROR_HINT,
         )

@@ -204,9 +204,11 @@ def choose_set(ref: HubRef, sets: Sequence[NamedSet]) -> NamedSet:
         )
     if len(fitting) > 1:
         names = ", ".join(one.stem for one in fitting)
-        raise UsageError(f"{ref} fits several models of the repository: {names}", "give the model's own name as :QUANT")
+        one = HubRef(ref.repo, ref.revision, fitting[0].stem.rsplit("/", 1)[-1])
+        raise UsageError(f"{ref} fits several models of the repository: {names}", f"localllm pull {one}")
     if fitting[0].missing:
-        raise ModelNotFound(f"{ref.repo} lacks parts of the set: {', '.join(fitting[0].missing[:5])}")
+        lacking = ", ".join(fitting[0].missing[:5])
+        raise ModelNotFound(f"{ref.repo} lacks parts of the set: {lacking}", f"localllm pull hf:{ref.repo}:Q8_0")
     return fitting[0]
 
 
@@ -222,7 +224,7 @@ def _remote(ref: HubRef, path: str, sibling: Any, commit: str, endpoint: str) ->
             f"the hub gives no size and hash for {name}, so it cannot be checked", "try another mirror"
         )
     if name.startswith(".") or any(character < " " or character in "\\:" for character in name) or len(name) > 200:
-        raise DownloadFailed(f"the hub has a file with a name that is not safe: {name!r}")
+        raise DownloadFailed(f"the hub has a file with a name that is not safe: {name!r}", "localllm doctor")
     url = f"{endpoint}/{ref.repo}/resolve/{commit}/{quote(path)}"
     expected = Expected(size, sha256=sha256) if sha256 else Expected(size, git_sha1=git_sha1)
     return RemoteFile(url, name, expected, commit)

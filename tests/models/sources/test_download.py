@@ -344,6 +344,13 @@ def test_a_file_outside_lfs_is_checked_by_its_git_hash(hub: FakeHub, store: Stor
         pulling.run(source(HubRef("org/plain2")), store, None)
 
 
+def test_a_store_that_cannot_be_made_is_a_sentence(hub: FakeHub, tmp_path: Path, source: Make) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(DownloadFailed, match="could not be written under"):
+        pulling.run(source(), Store(tmp_path / "file" / "store"), None)
+    assert hub.requests == []
+
+
 def test_a_partial_of_another_file_is_never_continued(tmp_path: Path) -> None:
     first = Partial(tmp_path / "m.gguf", Expected(100, sha256="a" * 64), lambda _: None)
     first.write(b"x" * 50)
