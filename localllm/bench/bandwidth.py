@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from localllm.bench.stats import Estimate, estimate
-from localllm.models.gguf import GgufHeader
+from localllm.models.info import ModelInfo
 
 MIN_PROBE_BYTES = 256 << 20
 MAX_PROBE_BYTES = 2 << 30
@@ -53,29 +53,22 @@ def read_bandwidth(n_threads: int, n_bytes: int, *, n_reps: int = 7) -> Estimate
     return estimate(speeds)
 
 
-def weight_bytes_per_token(header: GgufHeader) -> int:
+def weight_bytes_per_token(info: ModelInfo) -> int:
     """Return the bytes of weights that one decoded row reads.
 
     Every tensor once, except: a table of embeddings that is not also the output layer (one row
     of it is read), and experts, of which only the chosen share is read.
     """
-    architecture = str(header.metadata.get("general.architecture", ""))
-    n_experts = _count(header, f"{architecture}.expert_count")
-    n_used = _count(header, f"{architecture}.expert_used_count")
-    separate_output = any(tensor.name == "output.weight" for tensor in header.tensors)
+    separate_output = any(tensor.name == "output.weight" for tensor in info.tensors)
     total = 0.0
-    for tensor in header.tensors:
-        if tensor.name == "token_embd.weight" and separate_output:
+    for tensor in info.tensors:
+        is_table = tensor.name.startswith("per_layer_token_embd") or (
+            tensor.name == "token_embd.weight" and separate_output
+        )
+        if is_table:
             total += tensor.n_bytes / max(1, tensor.shape[-1])
-        elif "_exps." in tensor.name and n_experts:
-            total += tensor.n_bytes * min(1.0, n_used / n_experts)
-        elif tensor.name.startswith("per_layer_token_embd"):
-            total += tensor.n_bytes / max(1, tensor.shape[-1])
+        elif "_exps." in tensor.name and info.n_expert:
+            total += tensor.n_bytes * min(1.0, info.n_expert_used / info.n_expert)
         else:
             total += tensor.n_bytes
     return round(total)
-
-
-def _count(header: GgufHeader, key: str) -> int:
-    value = header.metadata.get(key, 0)
-    return value if isinstance(value, int) else 0

@@ -23,6 +23,7 @@ model = C.llama_model_load_from_file(ask["path"].encode(), settings)
 settings = C.llama_context_default_params()
 settings.n_ctx = ask["n_ctx"]
 settings.n_threads = settings.n_threads_batch = ask["n_threads"]
+settings.n_batch, settings.n_ubatch = ask["n_batch"], ask["n_ubatch"]
 settings.type_k, settings.type_v = ask["type_k"], ask["type_v"]
 settings.flash_attn_type = ask["flash_attn"]
 context = C.llama_init_from_model(model, settings)
@@ -39,7 +40,7 @@ os.write(1, piece.raw[:length] or b" ")
 sys.stdin.read()
 """
 
-# The numbers of the native enumerations that the script passes on.
+# ggml's numbers of the KV types, which the script passes on.
 TYPE_NUMBERS = {
     "f32": 0,
     "f16": 1,
@@ -51,22 +52,26 @@ TYPE_NUMBERS = {
     "iq4_nl": 20,
     "bf16": 30,
 }
-FLASH_ATTN_NUMBERS = {"auto": -1, "off": 0, "on": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class BareStart:
-    """What the bare script is to load and prefill: the same as the command beside it."""
+    """What the bare script is to load and prefill: the same as the command beside it.
+
+    `flash_attn`: 1 = on, 0 = off, -1 = left to the library.
+    """
 
     path: Path
     tokens: tuple[int, ...]
     n_ctx: int
     n_threads: int
+    n_batch: int = 2048
+    n_ubatch: int = 512
     n_gpu_layers: int = 0
     repack: bool = True
     type_k: str = "f16"
     type_v: str = "f16"
-    flash_attn: str = "auto"
+    flash_attn: int = -1
 
     def command(self) -> Sequence[str]:
         """Return the command line that runs the script; it waits for the end of stdin before it leaves."""
@@ -75,10 +80,12 @@ class BareStart:
             "tokens": list(self.tokens),
             "n_ctx": self.n_ctx,
             "n_threads": self.n_threads,
+            "n_batch": self.n_batch,
+            "n_ubatch": self.n_ubatch,
             "n_gpu_layers": self.n_gpu_layers,
             "repack": self.repack,
             "type_k": TYPE_NUMBERS[self.type_k],
             "type_v": TYPE_NUMBERS[self.type_v],
-            "flash_attn": FLASH_ATTN_NUMBERS[self.flash_attn],
+            "flash_attn": self.flash_attn,
         }
         return [sys.executable, "-c", SCRIPT, json.dumps(ask)]

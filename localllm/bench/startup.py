@@ -117,22 +117,12 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-@dataclass(frozen=True, slots=True)
-class StartPair:
-    """Ours and the bare one, started one after the other."""
-
-    ours: Start
-    bare: Start
-
-
-def interleaved(ours: Callable[[], Start], bare: Callable[[], Start], n_pairs: int) -> Iterator[StartPair]:
-    """Yield `n_pairs` pairs, each side first in turn, after one of each that is not counted."""
+def interleaved(ours: Callable[[], Start], bare: Callable[[], Start]) -> Iterator[tuple[Start, Start]]:
+    """Yield pairs (ours, bare) without end, each side first in turn, after one of each that is not counted."""
     ours()
     bare()
-    for i in range(n_pairs):
-        if i % 2:
-            second = bare()
-            yield StartPair(ours(), second)
-        else:
-            first = ours()
-            yield StartPair(first, bare())
+    while True:
+        first = ours()
+        yield first, bare()
+        second = bare()
+        yield ours(), second

@@ -3,38 +3,42 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from localllm.bench.bandwidth import last_cache_bytes, probe_bytes, read_bandwidth, weight_bytes_per_token
-from localllm.models.gguf import GgufHeader, TensorInfo, read_header
+from localllm.models.gguf import TensorInfo
+from localllm.models.gguf_types import TENSOR_TYPES
+from localllm.models.info import ModelInfo, read_info
 
 
-def header(metadata: dict[str, object], **tensors: tuple[tuple[int, ...], int]) -> GgufHeader:
+def info(n_expert: int = 0, n_expert_used: int = 0, **tensors: tuple[tuple[int, ...], int]) -> ModelInfo:
     infos = tuple(
-        TensorInfo(name.replace("__", "."), shape, "F16", 0, n_bytes) for name, (shape, n_bytes) in tensors.items()
+        TensorInfo(name.replace("__", "."), shape, TENSOR_TYPES[1], 0, n_bytes)
+        for name, (shape, n_bytes) in tensors.items()
     )
-    return GgufHeader(Path("none"), 0, 3, 32, metadata, infos, 0)
+    return cast(ModelInfo, SimpleNamespace(tensors=infos, n_expert=n_expert, n_expert_used=n_expert_used))
 
 
 def test_a_table_that_is_also_the_output_is_read_whole() -> None:
-    assert weight_bytes_per_token(header({}, token_embd__weight=((8, 100), 1600), blk__0__ffn=((8, 8), 64))) == 1664
+    assert weight_bytes_per_token(info(token_embd__weight=((8, 100), 1600), blk__0__ffn=((8, 8), 64))) == 1664
 
 
 def test_a_table_of_its_own_gives_one_row() -> None:
-    both = header({}, token_embd__weight=((8, 100), 1600), output__weight=((8, 100), 1600))
+    both = info(token_embd__weight=((8, 100), 1600), output__weight=((8, 100), 1600))
     assert weight_bytes_per_token(both) == 1600 + 16
 
 
 def test_of_experts_only_the_chosen_are_read() -> None:
-    metadata = {"general.architecture": "moe", "moe.expert_count": 8, "moe.expert_used_count": 2}
-    found = header(metadata, blk__0__ffn_up_exps__weight=((8, 8, 8), 800), blk__0__attn_q__weight=((8, 8), 100))
+    found = info(8, 2, blk__0__ffn_up_exps__weight=((8, 8, 8), 800), blk__0__attn_q__weight=((8, 8), 100))
     assert weight_bytes_per_token(found) == 300
 
 
 def test_a_real_header_reads_about_its_file(tiny: Path) -> None:
     path = tiny / "llama-dense.gguf"
-    assert 0 < weight_bytes_per_token(read_header(path)) <= path.stat().st_size
+    assert 0 < weight_bytes_per_token(read_info(path)) <= path.stat().st_size
 
 
 def test_the_last_cache_is_the_largest(tmp_path: Path) -> None:

@@ -1,0 +1,90 @@
+"""`localllm bench`: measure a model on this machine. `bench MODEL` is short for `bench engine MODEL`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+import typer
+from typer.core import TyperGroup
+
+from localllm.cli.completion import complete_model
+from localllm.cli.failures import AfterOutput, Manner, told
+from localllm.cli.options import Json, LoadFlags, command, option
+from localllm.cli.output import Answer, Notes
+from localllm.errors import UsageError
+
+Form: TypeAlias = Literal["md", "json", "jsonl", "csv"]
+Format: TypeAlias = Annotated[Form | None, option("--format", help="Markdown, one JSON document, JSON lines or CSV.")]
+MaybeModel: TypeAlias = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[MODEL]",
+        help="File, directory, alias, or (part of) a stored name; smollm2:135m where none is named. "
+        "A model called like a sub-command is written ./name.",
+        autocompletion=complete_model,
+    ),
+]
+
+
+class EngineUnlessNamed(TyperGroup):
+    """A group whose sub-command may be left out: it is `engine` then."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put `engine` in front of what does not begin with a sub-command or ask for help."""
+        if not args or (args[0] not in self.commands and args[0] != "--help"):
+            args = ["engine", *args]
+        return super().parse_args(ctx, args)
+
+
+def build() -> typer.Typer:
+    """Return the group of verbs."""
+    app = typer.Typer(
+        cls=EngineUnlessNamed,
+        help="Measure a model on this machine (bench MODEL is short for bench engine MODEL).",
+        subcommand_metavar="[engine] [MODEL]",
+    )
+    app.callback()(_group)
+    app.command("engine")(command(engine))
+    return app
+
+
+def _group() -> None:
+    """Measure a model on this machine: `bench MODEL` is short for `bench engine MODEL`."""
+
+
+def engine(model: MaybeModel = None, format: Format = None, json: Json = False, *, load: LoadFlags) -> None:
+    """Measure prefill, decode, start and memory in process, against a bare loop over llama.cpp."""
+    if json and format not in (None, "json"):
+        raise UsageError(f"--json is short for --format json; --format {format} asks for another.", "leave one out")
+    form: Form = "json" if json else format or "md"
+    with told(Manner(json=form == "json")):
+        _engine(model, form, load)
+
+
+def _engine(model: str | None, form: Form, load: LoadFlags) -> None:
+    from localllm.bench.opener import Opener
+    from localllm.bench.plan import Plan, measure
+    from localllm.bench.recorder import Recorder
+    from localllm.bench.report import render
+    from localllm.cli.signals import Interrupts, Stopped, in_thread
+    from localllm.cli.wishes import load_config
+    from localllm.models import catalog
+
+    notes, out = Notes(), Answer()
+    config = load_config(load)
+    if model is None:
+        notes.say(f"no model named: this is {catalog.DEFAULT_ALIAS}")
+        model = catalog.DEFAULT_ALIAS
+    stopped: Stopped | None = None
+    recorder = Recorder(lambda what, done, total: notes.progress(f"{what}: {done} of {total}"))
+    with Interrupts():
+        try:
+            measure(Plan(model, config), recorder, Opener(model, lambda work: in_thread(work, lambda: None)))
+        except Stopped as stop:
+            stopped = stop
+        finally:
+            notes.clear()
+    out.write(render(recorder.report(partial=stopped is not None), form))
+    if stopped is not None:
+        notes.say("interrupted: this is what was measured until then")
+        raise AfterOutput(stopped)
