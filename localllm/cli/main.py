@@ -21,6 +21,7 @@ VERBS: tuple[str, ...] = (  # in the order of --help: module `localllm.cli.<verb
     "doctor",
 )
 GROUPS: tuple[str, ...] = (  # module `localllm.cli.<group>` with the function `build() -> typer.Typer`
+    "bench",
     "config",
 )
 
