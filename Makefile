@@ -4,11 +4,11 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/installed
 
-.PHONY: run test lint fix bench docs model venv clean
+.PHONY: run test lint fix bench bench-docs docs model venv clean
 .DEFAULT_GOAL := help
 
 help:           ## list the targets
-	@grep -hE '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*## /\t/' | expand -t 12
 
 venv: $(STAMP)  ## virtual environment with everything installed
 
@@ -37,6 +37,9 @@ fix: venv       ## format, and mend what ruff can
 
 bench: model    ## measure this machine: the rows of docs/benchmarks.md
 	@$(BIN)/localllm bench smollm2:135m
+
+bench-docs: model ## write docs/benchmarks.md (MODELS=folders with more GGUF files): some minutes on a quiet machine
+	@$(BIN)/python -m docs.benchmarks $(MODELS)
 
 docs: model     ## regenerate docs/cli.md and docs/config.md
 	@$(BIN)/python -m docs.generate
