@@ -51,7 +51,7 @@ def fingerprint(model: LlamaModel, settings: ContextSettings) -> str:
     """Return everything that decides the bytes of the KV, as one line."""
     parts = {
         "model": model.identity,
-        "llama.cpp": bindings.library_version(),
+        "llama.cpp": f"{bindings.library_version()}-{bindings.library_commit()}",
         "kv": f"{settings.kv_k}:{settings.kv_v}",
         "flash": settings.flash_attn,
         "unified": settings.kv_unified,

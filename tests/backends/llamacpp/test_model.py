@@ -1,0 +1,139 @@
+"""Loading and closing: refusals carry the library's reason, nothing leaks, nothing reaches stderr."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from localllm.backends.llamacpp import bindings
+from localllm.backends.llamacpp.bare import BareLoop
+from localllm.backends.llamacpp.engine import LlamaEngine
+from localllm.backends.llamacpp.model import LlamaModel
+from localllm.backends.llamacpp.settings import ModelSettings
+from localllm.errors import EngineError, ModelRefused
+from localllm.models.info import read_info
+from tests.backends.llamacpp.lanes import TEXT, feed, open_model, opened, settings
+
+MODEL = "llama-dense.gguf"
+
+
+@pytest.mark.parametrize("content", [b"", b"GGUF", b"x" * 5000, b"GGUF" + b"\xff" * 5000])
+def test_a_file_that_is_no_model_is_refused(tiny: Path, tmp_path: Path, content: bytes) -> None:
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(content)
+    info = replace(read_info(tiny / MODEL), path=bad, files=(bad,))
+    with pytest.raises(ModelRefused, match=r"bad\.gguf"):
+        LlamaModel.load(bad, info.files, info, ModelSettings())
+
+
+def test_a_cut_file_is_refused_with_the_librarys_reason(tiny: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes((tiny / MODEL).read_bytes()[:-100_000])
+    info = replace(read_info(tiny / MODEL), path=cut, files=(cut,))
+    with pytest.raises(ModelRefused, match="not within the file bounds"):
+        LlamaModel.load(cut, info.files, info, ModelSettings())
+
+
+def test_a_path_with_spaces_and_other_scripts_loads(tiny: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "Модели ü 山 (1)"
+    folder.mkdir()
+    path = folder / "a b.gguf"
+    path.symlink_to(tiny / MODEL)
+    with opened(path) as engine:
+        assert feed(engine, 0, TEXT[:5]).shape == (128,)
+
+
+def test_a_context_that_cannot_be_opened_says_why(tiny: Path) -> None:
+    model = open_model(tiny / MODEL)
+    with pytest.raises(EngineError, match="flash_attn") as refused:
+        LlamaEngine(model, settings(kv_v="q8_0", flash_attn="off"))
+    assert "--flash-attn" in refused.value.hint
+    model.close()
+
+
+def test_the_model_lives_until_its_last_context_closes(tiny: Path) -> None:
+    model = open_model(tiny / MODEL)
+    first, second = LlamaEngine(model, settings()), LlamaEngine(model, settings())
+    model.close()
+    first.close()
+    first.close()
+    assert feed(second, 0, TEXT[:5]).shape == (128,)
+    second.close()
+    with pytest.raises(EngineError, match="closed"):
+        LlamaEngine(model, settings())
+
+
+def test_the_bare_loop_runs_beside_an_engine_on_the_same_weights(tiny: Path) -> None:
+    model = open_model(tiny / MODEL)
+    engine, bare = LlamaEngine(model, settings()), BareLoop(model, settings())
+    assert bare.decode([TEXT[:40], TEXT[5:300]], 20) > 0
+    assert bare.decode([TEXT[:40]], 20) > 0  # its cache is emptied each time
+    with pytest.raises(EngineError):
+        bare.decode([[]], 1)
+    assert feed(engine, 0, TEXT[:5]).shape == (128,)
+    bare.close()
+    engine.close()
+
+
+def test_nothing_is_left_after_twenty_openings(tiny: Path) -> None:
+    process = psutil.Process()
+
+    def open_and_close() -> None:
+        with opened(tiny / "qwen35-dense.gguf", n_ctx=8192, kv_k="f16", kv_v="f16") as engine:
+            feed(engine, 0, TEXT[:100])
+            engine.export(0, 0, 100)
+
+    def held() -> tuple[int, int, int]:
+        gc.collect()
+        return process.memory_info().rss, process.num_fds(), process.num_threads()
+
+    for _ in range(5):
+        open_and_close()
+    before = held()
+    for _ in range(20):
+        open_and_close()
+    after = held()
+    assert after[1:] == before[1:]
+    assert after[0] - before[0] < 4_000_000  # one context alone takes 10 MB
+
+
+def test_native_code_says_nothing_by_itself(tiny: Path) -> None:
+    code = f"""
+import sys
+from pathlib import Path
+from localllm.models.info import read_info
+from localllm.backends.llamacpp.model import LlamaModel
+from localllm.backends.llamacpp.engine import LlamaEngine
+from localllm.backends.llamacpp.settings import ContextSettings, ModelSettings
+path = Path({str(tiny / MODEL)!r})
+model = LlamaModel.load(path, (path,), read_info(path), ModelSettings())
+engine = LlamaEngine(model, ContextSettings(n_ctx=256, n_slots=2))
+engine.close()
+assert model.native.log.lines(), "what it says is kept"
+assert not {{"jinja2", "llama_cpp", "llama_cpp.llama"}} & set(sys.modules), "only the low-level module is loaded"
+import llama_cpp  # the package itself is still whole for others
+assert llama_cpp.Llama
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=os.environ)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_the_log_keeps_little_and_names_the_first_error() -> None:
+    log = bindings.NativeLog()
+    log.add(2, b"loading\n")
+    log.add(4, b"load: bad ma")
+    log.add(5, b"gic\n")
+    log.add(4, b"second\n")
+    assert log.reason() == "bad ma"
+    for number in range(2000):
+        log.add(2, b"line %d\n" % number)
+    assert len(log.lines()) == 400
+    log.clear()
+    assert (log.lines(), log.reason()) == ([], "")
