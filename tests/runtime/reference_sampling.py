@@ -24,7 +24,7 @@ def probabilities(left: Logits, temperature: float = 1.0) -> dict[int, float]:
 
 
 def at_least(left: Logits, value: dict[int, float], limit: float) -> Logits:
-    if any(0 < abs(v - limit) < NEAR for v in value.values()):
+    if any(abs(v - limit) < NEAR and not v == limit == max(value.values()) for v in value.values()):
         raise NearBoundary
     return {token: logit for token, logit in left.items() if value[token] >= limit}
 
