@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from localllm.errors import ModelRefused
+from localllm.models.consistency import check_consistency
 from localllm.models.fields import Fields
 from localllm.models.filenames import group
 from localllm.models.gguf import GgufHeader, TensorInfo, read_header
@@ -148,6 +149,11 @@ class ModelInfo:
         return tuple(sorted({layer.head_size_v for layer in self.layers if layer.v_values}))
 
     @property
+    def reads_v_from_k(self) -> bool:
+        """Latent attention (MLA): there is no V cache, so K and V must have one type."""
+        return any(layer.k_values and not layer.v_values for layer in self.layers)
+
+    @property
     def has_weights(self) -> bool:
         """False for a vocabulary without a model."""
         return bool(self.tensors)
@@ -174,9 +180,7 @@ def read_info(path: Path) -> ModelInfo:
     tensors = tuple(tensor for header in headers for tensor in header.tensors)
     kind = _kind(fields, tensors)
     is_model = kind in (Kind.MODEL, Kind.VOCABULARY)
-    if is_model:
-        for name in ("block_count", "embedding_length", "context_length"):
-            fields.require(name)
+    layers = _layers(fields, tensors) if is_model else ()
     return ModelInfo(
         path=headers[0].path,
         files=tuple(header.path for header in headers),
@@ -193,7 +197,7 @@ def read_info(path: Path) -> ModelInfo:
         n_ff=max(fields.integer("feed_forward_length", 0), fields.integer("expert_feed_forward_length", 0)),
         n_expert=fields.integer("expert_count", 0),
         n_expert_used=fields.integer("expert_used_count", 0),
-        layers=layers_of(fields, tensors) if is_model else (),
+        layers=layers,
         window_tokens=window_tokens_of(fields) if is_model else 0,
         is_causal=fields.flag("attention.causal", fields.architecture not in _ENCODERS),
         is_embedding_only=_embeds_only(fields),
@@ -235,6 +239,15 @@ def require_generation(info: ModelInfo) -> None:
         raise ModelRefused(
             f"{name} ({info.architecture}) does not generate token by token, so it is not supported.", listing
         )
+
+
+def _layers(fields: Fields, tensors: tuple[TensorInfo, ...]) -> tuple[Layer, ...]:
+    """Return the layers of a model whose header says what it must and agrees with its tensors."""
+    for name in ("block_count", "embedding_length", "context_length"):
+        fields.require(name)
+    layers = layers_of(fields, tensors)
+    check_consistency(fields, layers, {tensor.name: tensor for tensor in tensors})
+    return layers
 
 
 def _read_set(path: Path) -> list[GgufHeader]:

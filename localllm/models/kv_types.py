@@ -88,12 +88,24 @@ class KvTypes:
         """A quantised V cache can only be read by flash attention."""
         return is_quantized(self.v)
 
-    def check(self, *, head_sizes_k: Iterable[int], head_sizes_v: Iterable[int], flash_attn: bool) -> None:
+    def check(
+        self,
+        *,
+        head_sizes_k: Iterable[int],
+        head_sizes_v: Iterable[int],
+        flash_attn: bool,
+        reads_v_from_k: bool = False,
+    ) -> None:
         """Refuse a combination that the engine cannot create. `flash_attn` False = switched off.
 
         Raises: UsageError that names the ways out (a quantised V needs flash attention; blocks
-        must divide the head size).
+        must divide the head size; a model that reads V out of K has one type).
         """
+        if reads_v_from_k and self.k != self.v:
+            raise UsageError(
+                f"This model reads V out of its K cache, so the two cannot be {self.k} and {self.v}.",
+                f"--kv {self.k}, or --kv f16",
+            )
         if self.needs_flash_attention and not flash_attn:
             raise UsageError(
                 f"A V cache of type {self.v} needs flash attention, which is off.",

@@ -64,3 +64,11 @@ def test_head_size_that_blocks_do_not_divide_is_refused_with_the_side() -> None:
 @pytest.mark.parametrize("text", ["q8_0:f16", "f16"])
 def test_what_the_engine_can_do_is_not_refused(text: str) -> None:
     KvTypes.parse(text).check(head_sizes_k=[64, 128], head_sizes_v=[80], flash_attn=False)
+
+
+def test_model_without_a_v_cache_takes_one_type_only() -> None:
+    sizes = {"head_sizes_k": [576], "head_sizes_v": [], "flash_attn": True, "reads_v_from_k": True}
+    KvTypes.parse("q8_0").check(**sizes)
+    with pytest.raises(UsageError) as caught:
+        KvTypes.parse("q8_0:f16").check(**sizes)
+    assert "--kv q8_0" in caught.value.hint
