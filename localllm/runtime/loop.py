@@ -22,7 +22,8 @@ from localllm.runtime.engine import Engine, NoRoom, StepOutput
 from localllm.runtime.events import TokenLogprob
 from localllm.runtime.inbox import Cancel, Close, Inbox, Submit
 from localllm.runtime.logprobs import logprobs
-from localllm.runtime.scheduler import PlannedItem, Scheduler, StepPlan
+from localllm.runtime.plan import PlannedItem, StepPlan
+from localllm.runtime.scheduler import Scheduler
 from localllm.runtime.sequence import Phase, Sequence
 
 logger = logging.getLogger("localllm.runtime")

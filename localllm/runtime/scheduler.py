@@ -9,7 +9,7 @@ preempt the youngest, and end the only one running with `length`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from localllm.errors import LocalLLMError
 from localllm.runtime import events
@@ -17,39 +17,13 @@ from localllm.runtime.chunks import ChunkPolicy
 from localllm.runtime.config import RuntimeConfig
 from localllm.runtime.cost import StepCost
 from localllm.runtime.draft.base import Draft
-from localllm.runtime.engine import Batch, BatchItem, CopyPrefix, Edit, EditResult, EngineSpec, PrefixRule
+from localllm.runtime.engine import BatchItem, CopyPrefix, Edit, EditResult, EngineSpec, PrefixRule
 from localllm.runtime.metrics import RuntimeStats
 from localllm.runtime.order import WaitingQueue
+from localllm.runtime.plan import NO_DRAFT, PlannedItem, StepPlan
 from localllm.runtime.room import Room
 from localllm.runtime.sequence import Phase, RequestRun, Sequence
 from localllm.runtime.types import Tokens
-
-NO_DRAFT = Draft()
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedItem:
-    """One sequence's rows in a step. `takes_checkpoint`: its slot's state is kept after the forward."""
-
-    sequence: Sequence
-    item: BatchItem
-    is_prefill: bool
-    draft: Draft = NO_DRAFT
-    takes_checkpoint: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    """One step: `edits` first, then one forward over the rows of `items`."""
-
-    edits: tuple[Edit, ...]
-    items: tuple[PlannedItem, ...]
-    admitted: tuple[Sequence, ...] = ()
-
-    @property
-    def batch(self) -> Batch:
-        """The forward's work."""
-        return Batch(tuple(planned.item for planned in self.items))
 
 
 class Scheduler:

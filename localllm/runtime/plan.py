@@ -1,0 +1,36 @@
+"""One step as the scheduler decided it: frozen, so that what was reserved is what runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from localllm.runtime.draft.base import Draft
+from localllm.runtime.engine import Batch, BatchItem, Edit
+from localllm.runtime.sequence import Sequence
+
+NO_DRAFT = Draft()
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedItem:
+    """One sequence's rows in a step. `takes_checkpoint`: its slot's state is kept after the forward."""
+
+    sequence: Sequence
+    item: BatchItem
+    is_prefill: bool
+    draft: Draft = NO_DRAFT
+    takes_checkpoint: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step: `edits` first, then one forward over the rows of `items`."""
+
+    edits: tuple[Edit, ...]
+    items: tuple[PlannedItem, ...]
+    admitted: tuple[Sequence, ...] = ()
+
+    @property
+    def batch(self) -> Batch:
+        """The forward's work."""
+        return Batch(tuple(planned.item for planned in self.items))
