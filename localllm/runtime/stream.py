@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -65,6 +64,8 @@ class TokenStream:
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         """Yield events up to and with the terminal one, on the running event loop."""
+        import asyncio  # a command that reads plainly does not pay for it
+
         loop, arrived, complete = asyncio.get_running_loop(), asyncio.Event(), False
 
         def wake() -> None:

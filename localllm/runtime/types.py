@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -37,7 +37,7 @@ class GenerationOptions:
 
 def new_request_id() -> str:
     """Return a fresh opaque id: 24 hexadecimal digits."""
-    return uuid.uuid4().hex[:24]
+    return os.urandom(12).hex()
 
 
 @dataclass(frozen=True, slots=True)
