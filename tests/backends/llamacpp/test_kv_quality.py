@@ -13,7 +13,7 @@ from localllm.runtime.engine import Batch
 from tests.backends.llamacpp.lanes import opened, rows
 
 PROSE = Path(__file__).with_name("prose.txt").read_text(encoding="utf-8")
-N_TOKENS = 640
+N_TOKENS = 512
 CHUNK = 64
 
 
@@ -31,22 +31,15 @@ def perplexity(engine: LlamaEngine, tokens: list[int]) -> float:
 
 
 def measured(model: Path, k: str, v: str) -> float:
-    with opened(
-        model, n_ctx=1024, n_slots=2, n_batch=CHUNK, n_ubatch=CHUNK, kv_k=k, kv_v=v, flash_attn="on", n_threads_batch=2
-    ) as engine:
+    with opened(model, n_ctx=1024, n_slots=2, n_batch=CHUNK, n_ubatch=CHUNK, kv_k=k, kv_v=v, flash_attn="on") as engine:
         tokens = engine.tokenizer.encode(PROSE, parse_special=False, add_bos=True)[:N_TOKENS]
         assert len(tokens) == N_TOKENS
         return perplexity(engine, tokens)
 
 
 @pytest.mark.real
-def test_q8_0_keeps_the_perplexity_of_f16(smollm2: Path) -> None:
+def test_q8_0_keeps_the_perplexity_of_f16_and_q4_0_does_not(smollm2: Path) -> None:
     exact = measured(smollm2, "f16", "f16")
-    assert 5 < exact < 40  # plain prose: a broken cache gives hundreds
+    assert 5 < exact < 100  # prose it never saw: a broken cache gives thousands
     assert measured(smollm2, "q8_0", "q8_0") == pytest.approx(exact, rel=0.01)
-
-
-@pytest.mark.real
-def test_q4_0_is_measurably_worse(smollm2: Path) -> None:
-    """The control: the measure sees a coarse cache."""
-    assert measured(smollm2, "q4_0", "q4_0") > 1.01 * measured(smollm2, "q8_0", "q8_0")
+    assert measured(smollm2, "q4_0", "q4_0") > 1.01 * exact  # the control: a coarse cache shows

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 
 from localllm.backends.llamacpp import bindings
@@ -20,6 +18,7 @@ from localllm.backends.llamacpp.settings import ModelSettings
 from localllm.errors import EngineError, ModelRefused
 from localllm.models.info import read_info
 from tests.backends.llamacpp.lanes import TEXT, feed, open_model, opened, settings
+from tests.conftest import PROJECT
 
 MODEL = "llama-dense.gguf"
 
@@ -83,25 +82,25 @@ def test_the_bare_loop_runs_beside_an_engine_on_the_same_weights(tiny: Path) -> 
 
 
 def test_nothing_is_left_after_twenty_openings(tiny: Path) -> None:
-    process = psutil.Process()
-
-    def open_and_close() -> None:
-        with opened(tiny / "qwen35-dense.gguf", n_ctx=8192, kv_k="f16", kv_v="f16") as engine:
+    code = f"""
+import gc
+from pathlib import Path
+import psutil
+from tests.backends.llamacpp.lanes import TEXT, feed, opened
+process = psutil.Process()
+def open_and_close(times):
+    for _ in range(times):
+        with opened(Path({str(tiny / "qwen35-dense.gguf")!r}), n_ctx=8192, kv_k="f16", kv_v="f16") as engine:
             feed(engine, 0, TEXT[:100])
             engine.export(0, 0, 100)
-
-    def held() -> tuple[int, int, int]:
-        gc.collect()
-        return process.memory_info().rss, process.num_fds(), process.num_threads()
-
-    for _ in range(5):
-        open_and_close()
-    before = held()
-    for _ in range(20):
-        open_and_close()
-    after = held()
-    assert after[1:] == before[1:]
-    assert after[0] - before[0] < 4_000_000  # one context alone takes 10 MB
+    gc.collect()
+    return process.memory_info().rss, process.num_fds(), process.num_threads()
+before, after = open_and_close(10), open_and_close(20)
+assert after[1:] == before[1:], (before, after)
+assert after[0] - before[0] < 4_000_000, (before, after)  # one context alone takes 10 MB
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=PROJECT)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_native_code_says_nothing_by_itself(tiny: Path) -> None:
