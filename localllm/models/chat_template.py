@@ -6,10 +6,12 @@ turns it into tokens, cutting there. Jinja is imported and the template compiled
 
 from __future__ import annotations
 
+import bisect
 import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from localllm.errors import TemplateError, UsageError
@@ -204,7 +206,7 @@ def _rendered(text: str, spellings: Spellings, chat: list[dict[str, Any]]) -> Re
     seen = {message_of(origin) for _, _, origin in spans if origin >= 0}
     return Rendered(
         text=mark(text, cuts, character),
-        boundaries=tuple(end + sum(cut < end for cut in cuts) for end in _boundaries(text, spellings)),
+        boundaries=tuple(end + bisect.bisect_left(cuts, end) for end in _boundaries(text, spellings)),
         mark=character,
         n_neutralised=len(cuts),
         unseen=tuple(i for i, message in enumerate(chat) if message["content"].strip() and i not in seen),
@@ -214,29 +216,26 @@ def _rendered(text: str, spellings: Spellings, chat: list[dict[str, Any]]) -> Re
 def _boundaries(text: str, spellings: Spellings) -> list[int]:
     """Return where each message's part ends: after the end of turn and the white space that follow its words.
 
-    A message whose words do not all stand before those of every later one (hoisted, repeated) has none.
+    There is none between messages whose words do not stand in their order (hoisted, reversed, repeated).
     """
     spans = text.spans if isinstance(text, Text) else ()
     plain = str.__str__(text)
-    ends: list[int] = []
-    n_later = len(spans)
-    nearest: int | None = None  # the lowest message index among the spans behind
-    starts: list[tuple[int, int]] = []  # (start, index of span) where the next message begins
-    for at in range(len(spans) - 1, -1, -1):
-        own = message_of(spans[at][2])
-        if own is None or (nearest is not None and own >= nearest):
-            continue
-        starts.append((spans[at][0], at))
-        nearest = own
-    starts.reverse()
-    for start, at in [*starts[1:], (len(plain), n_later)]:
-        behind = spans[at - 1][1] if at else 0
-        end = spellings.first_end(plain, behind, start)
-        if end is None or end > start:
-            end = behind
-        blank = re.compile(r"\s*").match(plain, end, start)
-        ends.append(blank.end() if blank else end)
-    return sorted(set(ends))
+    owners = [message_of(origin) for _, _, origin in spans]
+    before = list(accumulate((-1 if owner is None else owner for owner in owners), max))
+    behind = list(accumulate((len(plain) if owner is None else owner for owner in reversed(owners)), min))[::-1]
+    gaps = [
+        (spans[at - 1][1], spans[at][0])
+        for at in range(1, len(spans))
+        if before[at - 1] < behind[at] and owners[at] is not None
+    ]
+    if spans:
+        gaps.append((spans[-1][1], len(plain)))
+    ends: set[int] = set()
+    for start, stop in gaps:
+        end = spellings.first_end(plain, start, stop)
+        end = start if end is None or end > stop else end
+        ends.add(end + len(plain[end:stop]) - len(plain[end:stop].lstrip()))
+    return sorted(ends)
 
 
 def _explained(error: Exception, template: Template, message: int | None) -> TemplateError:

@@ -28,10 +28,11 @@ class Spellings:
         self._known = frozenset(text for text in spellings if len(text) > 1 and text.strip(_SPACES))
         lengths: dict[str, set[int]] = {}
         for text in self._known:
-            lengths.setdefault(text[0], set()).add(len(text))
-        self._lengths = {first: tuple(sorted(found, reverse=True)) for first, found in lengths.items()}
+            lengths.setdefault(text[:2], set()).add(len(text))
+        self._lengths = {head: tuple(sorted(found, reverse=True)) for head, found in lengths.items()}
+        firsts = sorted({head[0] for head in lengths})
         self._longest = max(map(len, self._known), default=0)
-        self._first = re.compile("[" + "".join(map(re.escape, sorted(lengths))) + "]") if lengths else None
+        self._first = re.compile("[" + "".join(map(re.escape, firsts)) + "]") if firsts else None
 
     def found(self, text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
         """Yield every spelling [from, to) that begins in [start, end), overlapping ones too, longest first."""
@@ -39,8 +40,8 @@ class Spellings:
             return
         for match in self._first.finditer(text, max(0, start), end):
             at = match.start()
-            for length in self._lengths[match.group()]:
-                if text[at : at + length] in self._known:
+            for length in self._lengths.get(text[at : at + 2], ()):
+                if at + length <= len(text) and text[at : at + length] in self._known:
                     yield at, at + length
 
     def cuts(self, text: str) -> list[int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, ItemsView, KeysView, Mapping, ValuesView
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import filters as stock
@@ -67,7 +67,10 @@ def _on_text(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _on_list(function: Callable[..., Any], *, with_context: bool = False) -> Callable[..., Any]:
-    """Count a stock filter over a list (weighed as often as sorting it reads it), and list its result."""
+    """Count a stock filter over a list (weighed as often as sorting it reads it), and list its result.
+
+    `with_context`: it calls filters and tests by name, which count themselves.
+    """
 
     @pass_context
     def filtered(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
@@ -75,8 +78,10 @@ def _on_list(function: Callable[..., Any], *, with_context: bool = False) -> Cal
         items = listed(env, value) if not isinstance(value, Undefined) else []
         for _ in range(max(1, len(items).bit_length())):
             env.meter.weigh(items)
+        if not with_context:  # these compare or hash what an attribute leads to
+            env.check_data(items)
         result = function(context if with_context else env, items, *args, **kwargs)
-        return result if isinstance(result, (str, Mapping, Undefined, list)) else list(result)
+        return list(result) if isinstance(result, Iterator) else result
 
     return filtered
 
@@ -87,7 +92,7 @@ def _on_whole(function: Callable[..., Any], growth: int) -> Callable[..., Any]:
     @pass_environment
     def filtered(env: Sandbox, value: Any, *args: Any, **kwargs: Any) -> str:
         text = env.present(value)
-        env.meter.charge(growth * len(text))
+        env.meter.charge(growth * len(text) + env.meter.weigh((args, *kwargs.values())))
         return whole(str(function(env, text, *args, **kwargs)), text, args, kwargs)
 
     return filtered

@@ -14,6 +14,7 @@ from typing import Any
 _CLOCK_EVERY = 64  # ticks between two looks at the clock
 _LARGE_CHARS = 65_536  # an operation of this size looks at the clock itself
 MAX_INT_BITS = 4_096
+_MAX_PARTS = 100_000  # values inside one value
 _MAX_DEPTH = 100  # nested macro and method calls
 
 
@@ -74,23 +75,24 @@ class Meter:
             if len(value) > 256:
                 self.charge(len(value))
             return len(value)
-        n_chars = 0
+        n_chars = n_parts = 0
         waiting = [value]
         while waiting:
             value = waiting.pop()
             if isinstance(value, str):
                 n_chars += len(value) + 2
-            elif isinstance(value, Mapping):
-                self.tick(2 * len(value))
+                continue
+            if isinstance(value, Mapping):
                 waiting.extend(value.keys())
                 waiting.extend(value.values())
+                n_parts += 2 * len(value)
             elif isinstance(value, (list, tuple, KeysView, ValuesView, ItemsView)):
-                self.tick(len(value))
                 waiting.extend(value)
-            else:
-                n_chars += 8
-            if n_chars > self._limits.n_chars_made:
-                break
+                n_parts += len(value)
+            n_chars += 8
+            if n_parts > _MAX_PARTS:
+                raise OverBudget(f"it handles a value of more than {_MAX_PARTS} parts")
+        self.tick(n_parts)
         self.charge(n_chars)
         return n_chars
 

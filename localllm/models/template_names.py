@@ -38,6 +38,9 @@ class TemplateNamespace(Namespace):
         _check_name(name)
         super().__setitem__(name, value)
 
+    def __repr__(self) -> str:
+        return "<namespace>"  # error messages print it, and must not walk what it holds
+
 
 def _check_name(name: Any) -> None:
     if not isinstance(name, str) or name.startswith("_"):

@@ -22,7 +22,7 @@ from localllm.models import template_strings as strings
 from localllm.models.template_compiler import CountingGenerator, Statements, bounded_tokens
 from localllm.models.template_meter import MAX_INT_BITS, Limits, Meter, OverBudget
 from localllm.models.template_names import TESTS, functions
-from localllm.models.template_text import concat, whole
+from localllm.models.template_text import concat, cost, whole
 
 _CONTAINER_METHODS = frozenset({"get", "keys", "values", "items", "copy", "index", "count"})
 _LOOP_METHODS = frozenset({"cycle", "changed"})
@@ -118,7 +118,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def sliced(self, value: Any) -> Any:
         """Return a value about to be sliced."""
-        self.meter.charge(len(value) if isinstance(value, (str, list, tuple)) else 1)
+        self.meter.charge(cost(value) if isinstance(value, str) else 8 * len(value) if isinstance(value, list) else 8)
         return value
 
     def made(self, value: Any) -> Any:
@@ -139,11 +139,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
             self.meter.tick()
             return str(value)
         self.meter.charge(2 * self.meter.weigh(value))
-        self._check_data(value)
+        self.check_data(value)
         return whole(str(value), value)
 
-    def _check_data(self, value: Any) -> None:
-        """Refuse to print anything but data: the text of other objects is neither bounded nor useful."""
+    def check_data(self, value: Any) -> None:
+        """Refuse anything but data (already weighed): what other objects hold is neither bounded nor printable."""
         waiting = [value]
         while waiting:
             value = waiting.pop()
@@ -200,7 +200,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def getitem(self, obj: Any, argument: Any) -> Any:
         """Look up `obj[argument]`."""
         self.meter.tick()
-        if isinstance(argument, tuple):
+        if not isinstance(argument, (str, int)):
             self.meter.weigh(argument)
         if isinstance(obj, dict):
             self.message = self.places.get(id(obj), self.message)

@@ -9,7 +9,7 @@ from string import Formatter
 from typing import Any
 
 from localllm.models.template_meter import Meter, OverBudget
-from localllm.models.template_text import Text, concat, cut, whole
+from localllm.models.template_text import Text, concat, cost, cut, whole
 
 PART_CHARS = 64  # what a short string of its own is counted as: the room that its object takes
 _MAX_WIDTH = 4_096
@@ -18,13 +18,13 @@ _PERCENT = re.compile(r"%(?:\((?P<key>[^)]*)\))?(?P<flags>[#0\- +]*[0-9*]*(?:\.[
 
 def add(meter: Meter, pieces: tuple[str, ...]) -> str:
     """Concatenate."""
-    meter.charge(sum(map(len, pieces)))
+    meter.charge(sum(map(cost, pieces)))
     return concat(pieces)
 
 
 def repeat(meter: Meter, text: str, n_times: int) -> str:
     """Return `text` n_times over."""
-    meter.charge(len(text) * max(0, n_times))
+    meter.charge(cost(text) * max(0, n_times))
     return concat((text,) * n_times) if len(text) * n_times < 65_536 else whole(str.__mul__(text, n_times), text)
 
 
@@ -37,7 +37,7 @@ def join(meter: Meter, separator: str, items: Iterable[Any]) -> str:
             raise TypeError(f"sequence item {len(pieces)}: expected str instance, {type(item).__name__} found")
         meter.tick()
         pieces.append(item)
-        n_chars += len(item) + len(separator)
+        n_chars += cost(item) + cost(separator)
     meter.charge(n_chars)
     if separator and pieces:
         pieces = [piece for item in pieces for piece in (separator, item)][1:]
@@ -47,7 +47,7 @@ def join(meter: Meter, separator: str, items: Iterable[Any]) -> str:
 def replace(meter: Meter, text: str, old: str, new: str, count: int = -1) -> str:
     """Python's str.replace."""
     n_found = str.count(text, old)
-    meter.charge(len(text) + (n_found if count < 0 else min(n_found, count)) * len(new))
+    meter.charge(cost(text) + (n_found if count < 0 else min(n_found, count)) * cost(new))
     meter.tick(n_found)
     if not isinstance(text, Text) and not isinstance(new, Text):
         return str.replace(text, old, new, count)
@@ -63,7 +63,7 @@ def replace(meter: Meter, text: str, old: str, new: str, count: int = -1) -> str
 
 def strip(meter: Meter, text: str, chars: str | None = None, *, left: bool = True, right: bool = True) -> str:
     """Python's str.strip, lstrip and rstrip."""
-    meter.charge(len(text))
+    meter.charge(cost(text))
     end = len(str.rstrip(text, chars)) if right else len(text)
     start = len(text) - len(str.lstrip(text, chars)) if left else 0
     return cut(text, min(start, end), end)
@@ -72,14 +72,14 @@ def strip(meter: Meter, text: str, chars: str | None = None, *, left: bool = Tru
 def split(meter: Meter, text: str, sep: str | None = None, maxsplit: int = -1, *, right: bool = False) -> list[str]:
     """Python's str.split and rsplit."""
     n_parts = str.count(text, sep) if sep else len(text) // 2
-    meter.charge(len(text) + PART_CHARS * (n_parts if maxsplit < 0 else min(n_parts, maxsplit)))
+    meter.charge(cost(text) + PART_CHARS * (n_parts if maxsplit < 0 else min(n_parts, maxsplit)))
     parts = str.rsplit(text, sep, maxsplit) if right else str.split(text, sep, maxsplit)
     return _located(meter, text, parts, sep or "")
 
 
 def splitlines(meter: Meter, text: str, keepends: bool = False) -> list[str]:
     """Python's str.splitlines."""
-    meter.charge(len(text) + PART_CHARS * (str.count(text, "\n") + str.count(text, "\r")))
+    meter.charge(cost(text) + PART_CHARS * (str.count(text, "\n") + str.count(text, "\r")))
     return _located(meter, text, str.splitlines(text, keepends), "")
 
 
@@ -99,7 +99,7 @@ def _located(meter: Meter, text: str, parts: list[str], separator: str) -> list[
 
 def partition(meter: Meter, text: str, separator: str, *, right: bool = False) -> tuple[str, str, str]:
     """Python's str.partition and rpartition."""
-    meter.charge(len(text))
+    meter.charge(cost(text))
     before, found, _ = str.rpartition(text, separator) if right else str.partition(text, separator)
     middle = len(before) + len(found)
     return cut(text, 0, len(before)), cut(text, len(before), middle), cut(text, middle, len(text))
@@ -107,14 +107,14 @@ def partition(meter: Meter, text: str, separator: str, *, right: bool = False) -
 
 def pad(meter: Meter, text: str, width: int, fill: str = " ", *, how: str) -> str:
     """Python's center, ljust, rjust and zfill."""
-    meter.charge(max(len(text), width))
+    meter.charge(max(cost(text), width))
     padded = str.zfill(text, width) if how == "zfill" else getattr(str, how)(text, width, fill)
     return whole(padded, text, fill)
 
 
 def trim_affix(meter: Meter, text: str, affix: str, *, left: bool) -> str:
     """Python's removeprefix and removesuffix."""
-    meter.charge(len(text))
+    meter.charge(cost(text))
     if left:
         return cut(text, len(affix), len(text)) if str.startswith(text, affix) else text
     return cut(text, 0, len(text) - len(affix)) if affix and str.endswith(text, affix) else text
@@ -122,7 +122,7 @@ def trim_affix(meter: Meter, text: str, affix: str, *, left: bool) -> str:
 
 def recase(meter: Meter, text: str, *, how: str) -> str:
     """Python's upper, lower, title, capitalize, swapcase and casefold."""
-    meter.charge(3 * len(text))
+    meter.charge(3 * cost(text))
     changed: str = getattr(str, how)(text)
     if isinstance(text, Text) and len(changed) == len(text):
         return Text(changed, text.spans)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, SupportsIndex, TypeAlias
 
@@ -50,22 +51,34 @@ class Text(str):
     def __getitem__(self, key: SupportsIndex | slice) -> str:
         if not isinstance(key, slice):
             at = key.__index__()
-            start = at if at >= 0 else at + len(self)
-            found = super().__getitem__(at)
-            return Text(found, tuple((0, 1, origin) for s, e, origin in self.spans if s <= start < e))
+            super().__getitem__(at)  # raises where Python does
+            return cut(self, at % len(self), at % len(self) + 1)
         start, stop, step = key.indices(len(self))
         if step == 1:
             return cut(self, start, stop)
         return whole(super().__getitem__(key), self)
 
     def __iter__(self) -> Iterator[str]:
-        return (self[at] for at in range(len(self)))
+        return (cut(self, at, at + 1) for at in range(len(self)))
 
 
 class NullText(Text):
     """The content of a turn that has none (a tool call): an empty text that the test `none` recognises."""
 
     __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return other is None or str.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = Text.__hash__
+
+
+def cost(text: str) -> int:
+    """Return the characters an operation on `text` is counted as: its origins take room and time too."""
+    return len(text) + (32 * len(text.spans) if isinstance(text, Text) else 0)
 
 
 def written(text: str, origin: int) -> Text:
@@ -98,7 +111,14 @@ def cut(text: str, start: int, end: int) -> str:
         return text[start:end]
     if start <= 0 and end >= len(text):
         return text
-    inside = [(max(s, start) - start, min(e, end) - start, o) for s, e, o in text.spans if s < end and e > start]
+    spans = text.spans
+    at = max(0, bisect.bisect_left(spans, (start,)) - 1)
+    inside = []
+    while at < len(spans) and spans[at][0] < end:
+        first, last, origin = spans[at]
+        if last > start:
+            inside.append((max(first, start) - start, min(last, end) - start, origin))
+        at += 1
     return Text(str.__getitem__(text, slice(start, end)), tuple(inside))
 
 
