@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from localllm.backends.llamacpp import bindings
-from localllm.errors import EngineError, UsageError
+from localllm.errors import EngineError, ModelRefused, UsageError
 from localllm.models.tokenizer import Vocabulary
 
 if TYPE_CHECKING:
@@ -47,6 +47,12 @@ class LlamaTokenizer:
         self._to_piece = native.quick_function(
             "llama_token_to_piece", c_int, c_void_p, c_int, c_char_p, c_int, c_int, c_bool
         )
+        # A file without a vocabulary loads, but each of llama.cpp's text functions aborts on it.
+        self._has_text = native.api.llama_vocab_type(vocab) != native.api.LLAMA_VOCAB_TYPE_NONE
+        if not self._has_text:
+            n_vocab = native.api.llama_vocab_n_tokens(vocab)
+            self.vocabulary = Vocabulary(n_vocab, None, None, frozenset(), add_bos=False, specials=())
+            return
         self.vocabulary = self._read_vocabulary(native, vocab, info.special_ids)
         self._mark_ids = self._encode(_MARK.encode(), False)
         self._adds_space = self.decode(self._mark_ids) == " " + _MARK
@@ -56,8 +62,11 @@ class LlamaTokenizer:
 
         `add_bos` adds BOS only where the vocabulary asks for it and the text does not begin with it.
         `continues`: `text` goes on in mid-text, so an SPM vocabulary puts no space before it.
-        Raises: UsageError for text that is no UTF-8 or beyond MAX_TEXT_BYTES.
+        Raises: UsageError for text that is no UTF-8 or beyond MAX_TEXT_BYTES; ModelRefused for a
+        model without a vocabulary.
         """
+        if not self._has_text:
+            raise ModelRefused("This model has no vocabulary: it takes token ids only.")
         if not text:
             ids = []
         elif continues and self._adds_space:
@@ -108,6 +117,8 @@ class LlamaTokenizer:
     def _read_piece(self, token: int) -> bytes:
         if not 0 <= token < self.vocabulary.n_vocab:  # native.md N3: an abort
             raise EngineError(f"Token id {token} is outside the vocabulary of {self.vocabulary.n_vocab}.")
+        if not self._has_text:
+            return b""
         size = _PIECE_BYTES
         with self._gate:
             for _ in range(2):

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
 from localllm.backends.llamacpp import bindings
 from localllm.backends.llamacpp.bare import BareLoop
@@ -47,6 +48,16 @@ def test_a_path_with_spaces_and_other_scripts_loads(tiny: Path, tmp_path: Path) 
     path.symlink_to(tiny / MODEL)
     with opened(path) as engine:
         assert feed(engine, 0, TEXT[:5]).shape == (128,)
+
+
+def test_a_model_without_a_vocabulary_takes_ids_only(tiny: Path, tmp_path: Path) -> None:
+    path = tmp_path / "no-vocabulary.gguf"
+    _write_without_vocabulary(tiny / MODEL, path)
+    with opened(path) as engine, opened(tiny / MODEL) as whole:
+        assert (feed(engine, 0, TEXT[:20]) == feed(whole, 0, TEXT[:20])).all()
+        assert (engine.tokenizer.piece(5), engine.tokenizer.decode([5, 6])) == (b"", "")
+        with pytest.raises(ModelRefused, match="no vocabulary"):  # llama.cpp aborts on these
+            engine.tokenizer.encode("text", parse_special=True)
 
 
 def test_a_context_that_cannot_be_opened_says_why(tiny: Path) -> None:
@@ -136,3 +147,17 @@ def test_the_log_keeps_little_and_names_the_first_error() -> None:
     assert len(log.lines()) == 400
     log.clear()
     assert (log.lines(), log.reason()) == ([], "")
+
+
+def _write_without_vocabulary(source: Path, target: Path) -> None:
+    reader, writer = GGUFReader(source), GGUFWriter(target, "llama")
+    for key, field in reader.fields.items():
+        if key.startswith("llama.") and field.types[0] != GGUFValueType.ARRAY:
+            writer.add_key_value(key, field.contents(), field.types[0])
+    writer.add_string("tokenizer.ggml.model", "no_vocab")
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
