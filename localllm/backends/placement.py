@@ -141,7 +141,10 @@ class _Room:
 
 def _check_kv(info: ModelInfo, wishes: LoadConfig) -> None:
     wishes.kv.check(
-        head_sizes_k=info.head_sizes_k, head_sizes_v=info.head_sizes_v, flash_attn=wishes.flash_attn != "off"
+        head_sizes_k=info.head_sizes_k,
+        head_sizes_v=info.head_sizes_v,
+        flash_attn=wishes.flash_attn != "off",
+        reads_v_from_k=info.reads_v_from_k,
     )
 
 
