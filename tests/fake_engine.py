@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from localllm.models.chat_template import ChatTemplate
 
 from localllm.errors import EngineError
+from localllm.models.chat_template import ChatTemplate
 from localllm.models.tokenizer import Vocabulary
 from localllm.runtime.config import RuntimeConfig
 from localllm.runtime.engine import (
@@ -95,10 +95,6 @@ class FakeTokenizer:
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens."""
         return b"".join(map(self.piece, tokens)).decode("utf-8", "replace")
-
-    def constraint_tokenizer(self) -> Any:
-        """Not needed yet."""
-        raise AssertionError("no constraint compiler in these tests")
 
 
 @dataclass

@@ -54,6 +54,9 @@ def encode_prompt(request: Request, model: ModelFacts, timeline: Timeline | None
     if isinstance(request, ChatRequest):
         if model.template is None:
             raise chat_template.missing(model.name)
+        taken = {"tools", "max_chars"} & request.template_kwargs.keys()
+        if taken:
+            raise UsageError(f"The template argument {min(taken)!r} is a part of the request itself.", "rename it")
         rendered = model.template.render(
             request.messages,
             tools=request.tools,

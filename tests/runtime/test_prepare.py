@@ -75,6 +75,13 @@ def test_a_template_that_refuses_is_quoted() -> None:
         _prepare(request, _facts(template=strict))
 
 
+@pytest.mark.parametrize("name", ["tools", "max_chars", "messages", "bos_token"])
+def test_a_template_argument_cannot_replace_a_part_of_the_request(name: str) -> None:
+    request = ChatRequest(({"role": "user", "content": "y"},), template_kwargs={name: 1})
+    with pytest.raises(UsageError, match=name):
+        _prepare(request)
+
+
 def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers_and_the_largest() -> None:
     with pytest.raises(ContextOverflow) as caught:
         _prepare(CompletionRequest((65,) * 300), _facts(largest_ctx=2048), SMALL)
