@@ -66,7 +66,8 @@ def _against(row: Row) -> Iterator[Line]:
         above = (flat["peak_rss_bytes"] - flat["bare_peak_rss_bytes"]) / 1e6
         yield f"process start to first token{_mark(row)}", f"{ours_s:.2f} ± {spread_s:.2f} s", "", ""
         yield _ratio("process start to first token, ratio", flat, "start_ratio", bare)
-        yield "peak resident memory", f"{flat['peak_rss_bytes'] / 1e6:.0f} MB", "", f"{above:+.0f} MB: the bare script"
+        where = f"{abs(above):.0f} MB {'above' if above >= 0 else 'below'} the bare script"
+        yield "peak resident memory", f"{flat['peak_rss_bytes'] / 1e6:.0f} MB", "", where
 
 
 def _machine(report: Report) -> Iterator[Line]:

@@ -109,7 +109,7 @@ def test_markdown_has_llama_bench_columns_and_the_comparisons() -> None:
     assert "tg32 *" in table
     assert len({len(line) for line in table.splitlines()}) == 1
     assert "0.981 | 0.970 to 0.990" in " ".join(against.split())
-    assert "+41 MB: the bare script" in against
+    assert "41 MB above the bare script" in against
     assert "64% of the bandwidth" in against
     assert "left out: pp512 @ d4096" in text
 
