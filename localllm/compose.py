@@ -53,7 +53,7 @@ def open(
     with ThreadPoolExecutor(1) as beside:
         loading = beside.submit(_load, info, found, config, sized_for is not None)
         if source is not None:
-            import localllm.models.template_sandbox  # noqa: F401  # Jinja loads while the weights do
+            import localllm.models.template.sandbox  # noqa: F401  # Jinja loads while the weights do
         machine, placement, weights = loading.result()
     try:
         facts = _facts(found, info, source, machine, placement, weights.tokenizer)

@@ -15,16 +15,16 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from localllm.errors import TemplateError, UsageError
-from localllm.models.chat_messages import count_chars, prepare_messages, prepare_value
-from localllm.models.neutralise import Spellings, mark, unused_mark
-from localllm.models.template_meter import Limits, OverBudget
-from localllm.models.template_text import Text, message_of
+from localllm.models.template.messages import count_chars, prepare_messages, prepare_value
+from localllm.models.template.meter import Limits, OverBudget
+from localllm.models.template.neutralise import Spellings, mark, unused_mark
+from localllm.models.template.text import Text, message_of
 from localllm.models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from jinja2.environment import Template
 
-    from localllm.models.template_sandbox import Sandbox
+    from localllm.models.template.sandbox import Sandbox
 
 MAX_SOURCE_BYTES = 256 * 1024
 _MAX_WORDS = 500  # of a template's own words in an error
@@ -123,7 +123,7 @@ class ChatTemplate:
         from jinja2.environment import Template
         from jinja2.exceptions import TemplateSyntaxError
 
-        from localllm.models.template_sandbox import Sandbox
+        from localllm.models.template.sandbox import Sandbox
 
         n_bytes = len(self._source.encode("utf-8", "surrogatepass"))
         if n_bytes > MAX_SOURCE_BYTES:
@@ -241,7 +241,7 @@ def _boundaries(text: str, spellings: Spellings) -> list[int]:
 
 def _explained(error: Exception, template: Template, message: int | None) -> TemplateError:
     """Turn whatever a rendering raised into a refusal that says what, where and about which message."""
-    from localllm.models.template_names import RaisedByTemplate
+    from localllm.models.template.names import RaisedByTemplate
 
     line = _line(error, template)
     place = f" (line {line}" + (f", message {message})" if message is not None else ")") if line else ""

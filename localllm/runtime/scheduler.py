@@ -216,10 +216,13 @@ class Scheduler:
 
     def _prefill_items(self, decode_items: list[PlannedItem]) -> list[PlannedItem]:
         """Chunks for the sequences that still compute their tokens, the oldest first."""
+        prefilling = [s for s in self._running if s.phase is Phase.PREFILL]
+        if not prefilling:
+            return []
         n_rows = sum(len(planned.item.tokens) for planned in decode_items)
         budget = self._chunks.prefill_rows(n_rows, self._room.slots.used_cells)
         items: list[PlannedItem] = []
-        for sequence in [s for s in self._running if s.phase is Phase.PREFILL]:
+        for sequence in prefilling:
             start, n_wanted = sequence.n_computed, min(sequence.n_tokens - sequence.n_computed, budget)
             self._room.free_up(n_rows + n_wanted)
             end = start + min(n_wanted, self._room.slots.free_cells - n_rows)

@@ -17,12 +17,11 @@ from jinja2.runtime import BlockReference, Context, LoopContext, Macro, Undefine
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import pass_context
 
-from localllm.models import template_filters as filters
-from localllm.models import template_strings as strings
-from localllm.models.template_compiler import CountingGenerator, Statements, bounded_tokens
-from localllm.models.template_meter import MAX_INT_BITS, Limits, Meter, OverBudget
-from localllm.models.template_names import TESTS, functions
-from localllm.models.template_text import concat, cost, whole
+from localllm.models.template import filters, strings
+from localllm.models.template.compiler import CountingGenerator, Statements, bounded_tokens
+from localllm.models.template.meter import MAX_INT_BITS, Limits, Meter, OverBudget
+from localllm.models.template.names import TESTS, functions
+from localllm.models.template.text import concat, cost, whole
 
 _CONTAINER_METHODS = frozenset({"get", "keys", "values", "items", "copy", "index", "count"})
 _LOOP_METHODS = frozenset({"cycle", "changed"})

@@ -7,10 +7,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localllm.models import template_strings as strings
-from localllm.models.neutralise import Spellings, mark, unused_mark
-from localllm.models.template_meter import Limits, Meter
-from localllm.models.template_text import OTHER, Text, concat, first_origin, role_origin, written
+from localllm.models.template import strings
+from localllm.models.template.meter import Limits, Meter
+from localllm.models.template.neutralise import Spellings, mark, unused_mark
+from localllm.models.template.text import OTHER, Text, concat, first_origin, role_origin, written
 
 SMALL = st.text(alphabet="<|a>", max_size=12)
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from string import Formatter
 from typing import Any
 
-from localllm.models.template_meter import Meter, OverBudget
-from localllm.models.template_text import Text, concat, cost, cut, whole
+from localllm.models.template.meter import Meter, OverBudget
+from localllm.models.template.text import Text, concat, cost, cut, whole
 
 PART_CHARS = 64  # what a short string of its own is counted as: the room that its object takes
 _MAX_WIDTH = 4_096

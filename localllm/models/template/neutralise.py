@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import chain, pairwise
 
-from localllm.models.template_text import Text, is_users
+from localllm.models.template.text import Text, is_users
 
 _SPACES = " \t\r\n\u2581"  # with SentencePiece's mark for a space
 

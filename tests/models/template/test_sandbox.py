@@ -12,7 +12,7 @@ import pytest
 
 from localllm.errors import TemplateError
 from localllm.models.chat_template import MAX_SOURCE_BYTES, ChatTemplate
-from localllm.models.template_meter import Limits
+from localllm.models.template.meter import Limits
 
 DAG = "{% set ns = namespace(s=[0]) %}{% for i in range(60) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}"
 TUPLES = "{% set ns = namespace(s=(0,)) %}{% for i in range(60) %}{% set ns.s = (ns.s, ns.s) %}{% endfor %}"

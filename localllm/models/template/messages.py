@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from localllm.errors import TemplateError
-from localllm.models.template_text import OTHER, NullText, Text, role_origin, written
+from localllm.models.template.text import OTHER, NullText, Text, role_origin, written
 
 _ROLES = frozenset(("system", "developer", "user", "assistant", "tool", "function", "model", "ipython", "tool_results"))
 _REASONING = ("reasoning_content", "thinking", "reasoning")

@@ -16,12 +16,12 @@ from jinja2.runtime import Context, Undefined
 from jinja2.utils import pass_context, pass_environment
 from markupsafe import escape
 
-from localllm.models import template_strings as strings
-from localllm.models.template_meter import OverBudget
-from localllm.models.template_text import concat, whole
+from localllm.models.template import strings
+from localllm.models.template.meter import OverBudget
+from localllm.models.template.text import concat, whole
 
 if TYPE_CHECKING:
-    from localllm.models.template_sandbox import Sandbox
+    from localllm.models.template.sandbox import Sandbox
 
 _MAX_PART = 64  # characters of an indent or separator
 _MAX_PRECISION = 100

@@ -11,7 +11,7 @@ from jinja2.ext import Extension
 from jinja2.lexer import Token
 from jinja2.parser import Parser
 
-from localllm.models.template_meter import OverBudget
+from localllm.models.template.meter import OverBudget
 
 _MAX_TOKENS = 20_000  # five times the longest template of use; compiling them takes under a second
 _MAX_BRACKETS, _MAX_BLOCKS = 100, 40

@@ -10,12 +10,12 @@ from jinja2 import tests as stock_tests
 from jinja2.exceptions import SecurityError
 from jinja2.utils import Namespace, pass_environment
 
-from localllm.models.template_filters import counted
-from localllm.models.template_meter import OverBudget
-from localllm.models.template_text import NullText, whole
+from localllm.models.template.filters import counted
+from localllm.models.template.meter import OverBudget
+from localllm.models.template.text import NullText, whole
 
 if TYPE_CHECKING:
-    from localllm.models.template_sandbox import Sandbox
+    from localllm.models.template.sandbox import Sandbox
 
 _MAX_FORMAT = 256
 _MAX_RANGE = 100_000
