@@ -15,6 +15,7 @@ from localllm.models.gguf_source import refusal, shown
 from localllm.models.layers import Layer
 
 MAX_EXPERTS = 1024
+MAX_GATING_FUNCTION = 4
 _NO_ROTATION = frozenset(
     ("bloom", "gpt2", "granitehybrid", "jamba", "mamba", "mamba2", "mpt", "nemotron_h", "nemotron_h_moe", "starcoder")
 )
@@ -57,6 +58,9 @@ class _Check:
             self.refuse("expert_used_count", f"is {used:,} of {count} experts")
         if groups and (not 0 < groups < count or count % groups):
             self.refuse("expert_group_count", f"is {groups:,} for {count} experts")
+        gating = self.fields.integer("expert_gating_func", 0)
+        if not 0 <= gating <= MAX_GATING_FUNCTION:
+            self.refuse("expert_gating_func", f"is {gating:,}; functions 0 to {MAX_GATING_FUNCTION} are known")
         chosen = self.fields.integer("expert_group_used_count", 0)
         if groups > 1 and not 0 < chosen <= groups:
             self.refuse("expert_group_used_count", f"is {chosen:,} of {groups} groups")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,12 +13,12 @@ from types import MappingProxyType
 from localllm.errors import ModelRefused
 from localllm.models.consistency import check_consistency
 from localllm.models.fields import Fields
-from localllm.models.filenames import group
-from localllm.models.gguf import GgufHeader, TensorInfo, read_header
+from localllm.models.gguf import TensorInfo
 from localllm.models.gguf_source import refusal
 from localllm.models.gguf_types import FILE_TYPES
 from localllm.models.gguf_values import GgufArray
 from localllm.models.layers import Layer, layers_of, window_tokens_of
+from localllm.models.split_set import read_set
 
 _TOKENS = "tokenizer.ggml.tokens"
 _TEMPLATE = "tokenizer.chat_template"
@@ -175,7 +174,7 @@ def read_info(path: Path) -> ModelInfo:
     Any part of a set may be given; `path` of the result is the first one, which the engine opens.
     Raises: ModelNotFound; ModelRefused for a bad header or a set that is incomplete or inconsistent.
     """
-    headers = _read_set(path)
+    headers = read_set(path)
     fields = Fields(headers[0])
     tensors = tuple(tensor for header in headers for tensor in header.tensors)
     kind = _kind(fields, tensors)
@@ -248,53 +247,6 @@ def _layers(fields: Fields, tensors: tuple[TensorInfo, ...]) -> tuple[Layer, ...
     layers = layers_of(fields, tensors)
     check_consistency(fields, layers, {tensor.name: tensor for tensor in tensors})
     return layers
-
-
-def _read_set(path: Path) -> list[GgufHeader]:
-    header = read_header(path)
-    count = header.metadata.get("split.count", 1)
-    if not isinstance(count, int) or count <= 1:
-        return [header]
-    named = next((one for one in group(_siblings(path)) if path.name in one.files), None)
-    if named is None or len(named.files) + len(named.missing) != count:
-        raise refusal(
-            path.name,
-            "split.count",
-            f"says it is one of {count} parts, which its name does not",
-            f"give the parts their names back: NAME-00001-of-{count:05d}.gguf",
-        )
-    if named.missing:
-        raise ModelRefused(
-            f"{path.name} is one of {count} parts, and these are missing: {', '.join(named.missing[:5])}.",
-            "get the whole set again: localllm pull",
-        )
-    headers = [header if name == path.name else read_header(path.parent / name) for name in named.files]
-    _check_set(headers, count)
-    return headers
-
-
-def _siblings(path: Path) -> list[str]:
-    try:
-        return os.listdir(path.parent)
-    except OSError as error:
-        raise ModelRefused(f"{path.parent} cannot be listed: {error.strerror}.", "localllm ls") from None
-
-
-def _check_set(headers: list[GgufHeader], count: int) -> None:
-    """Refuse parts that do not belong together."""
-    names: Counter[str] = Counter(tensor.name for header in headers for tensor in header.tensors)
-    for index, header in enumerate(headers):
-        said = header.metadata.get("split.count"), header.metadata.get("split.no")
-        if said != (count, index):
-            raise refusal(header.path.name, "split.no", f"says part {said[1]} of {said[0]}, its name part {index}")
-        if header.architecture not in ("", headers[0].architecture):
-            raise refusal(header.path.name, "general.architecture", "differs from that of the first part")
-        total = header.metadata.get("split.tensors.count", names.total())
-        if total != names.total():
-            raise refusal(header.path.name, "split.tensors.count", f"is {total}; the parts hold {names.total()}")
-    twice = next((name for name, times in names.items() if times > 1), None)
-    if twice is not None:
-        raise refusal(headers[0].path.name, f"tensor {twice}", "is in two parts of the set")
 
 
 def _kind(fields: Fields, tensors: tuple[TensorInfo, ...]) -> Kind:

@@ -35,6 +35,7 @@ DEADLY = [
     ("deepseek2-moe", "attention.head_count_kv", (3, 7, 1000), "attention.head_count_kv"),
     ("deepseek2-moe", "attention.key_length", (1, 7, 1000), "attention.key_length"),
     ("deepseek2-moe", "attention.key_length_mla", (1, 7, 33), "attention.key_length_mla"),
+    ("deepseek2-moe", "expert_gating_func", (5, 255, HUGE), "expert_gating_func"),
     ("deepseek2-moe", "rope.dimension_count", (255, 1000), "attention.key_length"),
 ]
 
