@@ -19,6 +19,7 @@ MAX_GATING_FUNCTION = 4
 _NO_ROTATION = frozenset(
     ("bloom", "gpt2", "granitehybrid", "jamba", "mamba", "mamba2", "mpt", "nemotron_h", "nemotron_h_moe", "starcoder")
 )
+_ROPE_SCALING = ("none", "linear", "yarn", "longrope")
 _ROTATES_WHOLE_HEAD = frozenset(("qwen2", "qwen2moe", "qwen3", "qwen3moe"))
 
 
@@ -28,6 +29,7 @@ def check_consistency(fields: Fields, layers: tuple[Layer, ...], tensors: Mappin
     check.draft_layers()
     check.experts()
     check.embedding(tensors)
+    check.rope_scaling()
     check.latent_attention(layers)
     for index, layer in enumerate(layers):
         check.kv_width(index, layer, tensors)
@@ -87,6 +89,12 @@ class _Check:
         most = max((layer.n_head_kv for layer in layers), default=0)
         if most > 1:
             self.refuse("attention.head_count_kv", f"is {most}; latent attention has one")
+
+    def rope_scaling(self) -> None:
+        name = "rope.scaling.type"
+        value = self.fields.metadata.get(f"{self.fields.architecture}.{name}", "none")
+        if value not in _ROPE_SCALING:
+            self.refuse(name, f"is {shown(repr(value))}; known are {', '.join(_ROPE_SCALING)}")
 
     def rotation(self, layers: tuple[Layer, ...]) -> None:
         architecture = self.fields.architecture

@@ -9,6 +9,7 @@ import pytest
 from localllm.errors import ModelRefused
 from localllm.models.gguf import read_header
 from localllm.models.info import read_info
+from tests.models.ggufs import STRING, U32, key, small_model
 
 HUGE = 2**32 - 1
 
@@ -60,6 +61,15 @@ def test_number_that_kills_native_code_is_refused(
         with pytest.raises(ModelRefused) as caught:
             read_info(path)
         assert named in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "entry", [key("llama.rope.scaling.type", STRING, "linea"), key("llama.rope.scaling.type", U32, 1)]
+)
+def test_unknown_rope_scaling_is_refused(entry: bytes, tmp_path: Path) -> None:
+    path = small_model().with_keys(entry).write(tmp_path / "m.gguf")
+    with pytest.raises(ModelRefused, match=r"llama\.rope\.scaling\.type"):
+        read_info(path)
 
 
 def test_good_models_agree_with_themselves(tiny: Path) -> None:
