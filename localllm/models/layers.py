@@ -118,8 +118,8 @@ def _attention(fields: Fields, n_head: int, n_head_kv: int, windowed: bool, stor
     size_k = fields.integer("attention.key_length", default)
     size_v = fields.integer("attention.value_length", default)
     if windowed:
-        size_k = fields.integer("attention.key_length_swa", size_k) or size_k
-        size_v = fields.integer("attention.value_length_swa", size_v) or size_v
+        size_k = fields.integer("attention.key_length_swa", size_k)
+        size_v = fields.integer("attention.value_length_swa", size_v)
     # Latent attention (MLA) reads V out of the stored K.
     latent = fields.integer("attention.key_length_mla", 0) > 0
     return Layer(

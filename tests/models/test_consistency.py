@@ -28,7 +28,7 @@ DEADLY = [
     ("gemma3-dense", "rope.dimension_count_swa", (0, 3, 130), "rope.dimension_count_swa"),
     ("gemma3-dense", "attention.key_length", (0, 1, 7, 1000), "attention.key_length"),
     ("gemma3-dense", "attention.value_length", (0, 1, 7, 1000), "attention.value_length"),
-    ("lfm2-dense", "attention.value_length_swa", (1, 7, HUGE), "attention.value_length"),
+    ("lfm2-dense", "attention.value_length_swa", (0, 1, 7, HUGE), "attention.value_length"),
     ("qwen35-dense", "ssm.inner_size", (0, 1, 7, 1000), "ssm.inner_size"),
     ("granitehybrid-dense", "embedding_length", (1, 255, HUGE), "embedding_length"),
     ("granitehybrid-dense", "ssm.inner_size", (0, 1, 1000, HUGE), "ssm.inner_size"),
