@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from localllm.backends import registry
 from localllm.backends.placement import Machine, Placement, place
 from localllm.errors import ModelRefused, UsageError
 from localllm.models import memory
-from localllm.models.chat_template import MAX_SOURCE_BYTES, ChatTemplate
 from localllm.models.info import Kind, ModelInfo, read_info
 from localllm.models.resolve import ModelFile, resolve
-from localllm.models.tokenizer import Tokenizer
 from localllm.runtime.config import LoadConfig, RuntimeConfig
-from localllm.runtime.prepare import ModelFacts, encode_prompt
-from localllm.runtime.sampling_params import model_defaults
-from localllm.runtime.service import LoadedModel, Service
-from localllm.runtime.types import Request
 
 if TYPE_CHECKING:
     from localllm.backends.llamacpp.bare import BareLoop
     from localllm.backends.llamacpp.model import LlamaModel
+    from localllm.models.tokenizer import Tokenizer
+    from localllm.runtime.prepare import ModelFacts
+    from localllm.runtime.service import Service
+    from localllm.runtime.types import Request
+
+T = TypeVar("T")
 
 ANSWER_TOKENS = 2048
 """The room for an answer that an automatic context leaves where a request sets no limit."""
@@ -50,11 +51,9 @@ def open(
     """
     found, info = find(model)
     source = _template_source(info, config)
-    with ThreadPoolExecutor(1) as beside:
-        loading = beside.submit(_load, info, found, config, sized_for is not None)
-        if source is not None:
-            import localllm.models.template.sandbox  # noqa: F401  # Jinja loads while the weights do
-        machine, placement, weights = loading.result()
+    machine, placement, weights = _beside(lambda: _load(info, found, config, sized_for is not None), _import_the_rest)
+    from localllm.runtime.service import LoadedModel, Service
+
     try:
         facts = _facts(found, info, source, machine, placement, weights.tokenizer)
         if sized_for is not None and config.ctx is None:
@@ -74,7 +73,7 @@ def open(
         notes=placement.notes,
         settings=_settings(placement),
     )
-    return Service(loaded, facts, engine, _at_most(runtime, config.parallel))
+    return Service(loaded, facts, engine, _running_at_most(runtime, config.parallel))
 
 
 def open_tokenizer(model: str | Path) -> LlamaModel:
@@ -117,6 +116,8 @@ def find(model: str | Path, *, needs_weights: bool = True) -> tuple[ModelFile, M
 
 def need_tokens(request: Request, facts: ModelFacts) -> int:
     """Return the tokens that a request's prompt and answer may take."""
+    from localllm.runtime.prepare import encode_prompt
+
     n_answer = ANSWER_TOKENS if request.options.max_tokens is None else request.options.max_tokens
     return len(encode_prompt(request, facts).tokens) + n_answer
 
@@ -130,6 +131,34 @@ def _load(
     return machine, placement, registry.load_model(info, placement, found.sha256 or "")
 
 
+def _import_the_rest() -> None:
+    """Import what only the time after the load needs (numpy, Jinja): a fifth of a second of a start."""
+    import localllm.backends.llamacpp.engine
+    import localllm.models.template.sandbox
+    import localllm.runtime.service  # noqa: F401
+
+
+def _beside(work: Callable[[], T], meanwhile: Callable[[], None]) -> T:
+    """Run `work` on a thread of its own and `meanwhile` on this one; return what `work` returns, or raise it."""
+    results, failures = list[T](), list[BaseException]()
+
+    def call() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=call, name="localllm-load", daemon=True)
+    thread.start()
+    try:
+        meanwhile()
+    finally:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return results[0]
+
+
 def _facts(
     found: ModelFile,
     info: ModelInfo,
@@ -138,6 +167,10 @@ def _facts(
     placement: Placement,
     tokenizer: Tokenizer,
 ) -> ModelFacts:
+    from localllm.models.chat_template import ChatTemplate
+    from localllm.runtime.prepare import ModelFacts
+    from localllm.runtime.sampling_params import model_defaults
+
     vocabulary = tokenizer.vocabulary
     template = source and ChatTemplate(
         source,
@@ -162,6 +195,8 @@ def _largest_ctx(info: ModelInfo, machine: Machine, placement: Placement) -> int
 def _template_source(info: ModelInfo, config: LoadConfig) -> str | None:
     if config.template is None:
         return info.chat_template
+    from localllm.models.chat_template import MAX_SOURCE_BYTES
+
     try:
         with config.template.open("rb") as file:
             data = file.read(MAX_SOURCE_BYTES + 1)
@@ -192,7 +227,7 @@ def _settings(placement: Placement) -> dict[str, object]:
     }
 
 
-def _at_most(runtime: RuntimeConfig, parallel: int) -> RuntimeConfig:
+def _running_at_most(runtime: RuntimeConfig, parallel: int) -> RuntimeConfig:
     return runtime if runtime.max_running is not None else replace(runtime, max_running=parallel)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
@@ -110,18 +109,13 @@ def open_service(model: str, config: LoadConfig, sized_for: Request | None, note
     notes.progress(f"loading {model}")
     started_s = time.monotonic()
     try:
-        service = in_thread(load, meanwhile=_import_the_rest)
+        service = in_thread(load)
     finally:
         notes.clear()
     for line in service.model.notes:
         notes.explain(line)
     notes.explain(f"loaded in {time.monotonic() - started_s:.2f} s, context of {service.model.n_ctx} tokens")
     return service
-
-
-def _import_the_rest() -> None:
-    """Import what writes the answer while the model loads."""
-    import_module("localllm.cli.answering")
 
 
 def check_output(output: OutputFlags) -> None:

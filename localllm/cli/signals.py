@@ -96,11 +96,10 @@ def leave(code: int) -> None:
     os._exit(code)
 
 
-def in_thread(work: Callable[[], T], meanwhile: Callable[[], None]) -> T:
+def in_thread(work: Callable[[], T]) -> T:
     """Run `work` in a thread of its own and wait where signals get through; return what it returns.
 
-    `meanwhile` runs beside it. A native load cannot be interrupted: when a signal ends the wait,
-    the thread is left behind.
+    A native load cannot be interrupted: when a signal ends the wait, the thread is left behind.
     """
     results: list[T] = []
     failures: list[BaseException] = []
@@ -115,7 +114,6 @@ def in_thread(work: Callable[[], T], meanwhile: Callable[[], None]) -> T:
             done.set()
 
     threading.Thread(target=call, name="localllm-load", daemon=True).start()
-    meanwhile()
     done.wait()
     if failures:
         raise failures[0]
