@@ -33,6 +33,7 @@ def check_consistency(fields: Fields, layers: tuple[Layer, ...], tensors: Mappin
     check.latent_attention(layers)
     for index, layer in enumerate(layers):
         check.kv_width(index, layer, tensors)
+        check.query_width(index, layer, tensors)
         check.convolution(index, layer, tensors)
     check.rotation(layers)
 
@@ -122,6 +123,18 @@ class _Check:
                     f"times the KV heads gives {values:,} values in layer {index}, "
                     f"but the tensor {tensor.name} makes {tensor.shape[1]:,}",
                 )
+
+    def query_width(self, index: int, layer: Layer, tensors: Mapping[str, TensorInfo]) -> None:
+        tensor, values = tensors.get(f"blk.{index}.attn_q.weight"), layer.n_head * layer.head_size_k
+        if tensor is None or len(tensor.shape) != 2 or not layer.k_values or not layer.v_values:
+            return
+        # Some models make a gate as wide as the query in the same tensor.
+        if tensor.shape[1] not in (values, 2 * values):
+            self.refuse(
+                "attention.head_count",
+                f"times the head size gives {values:,} values in layer {index}, "
+                f"but the tensor {tensor.name} makes {tensor.shape[1]:,}",
+            )
 
     def convolution(self, index: int, layer: Layer, tensors: Mapping[str, TensorInfo]) -> None:
         tensor = tensors.get(f"blk.{index}.ssm_conv1d.weight")

@@ -24,6 +24,8 @@ DEADLY = [
     ("qwen3moe-moe", "expert_group_count", (3, 1000), "expert_group_count"),
     ("qwen3moe-moe", "rope.dimension_count", (0, 1, 64, 255), "rope.dimension_count"),
     ("qwen2-dense", "rope.dimension_count", (0, 32, 130), "rope.dimension_count"),
+    ("qwen2-dense", "attention.head_count", (1, 3, 1000, HUGE), "attention.head_count"),
+    ("gpt-oss-moe", "attention.value_length_swa", (0, 7), "attention.value_length"),
     ("qwen35-dense", "rope.dimension_count", (0, 3, 130, HUGE), "rope.dimension_count"),
     ("gemma3-dense", "rope.dimension_count_swa", (0, 3, 130), "rope.dimension_count_swa"),
     ("gemma3-dense", "attention.key_length", (0, 1, 7, 1000), "attention.key_length"),
