@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
@@ -108,9 +109,12 @@ def open_service(model: str, config: LoadConfig, sized_for: Request | None, note
 
     notes.progress(f"loading {model}")
     started_s = time.monotonic()
+    gc.disable()  # nothing that a start makes is garbage: looking for it takes a twentieth of the start
     try:
         service = in_thread(load)
     finally:
+        gc.freeze()
+        gc.enable()
         notes.clear()
     for line in service.model.notes:
         notes.explain(line)

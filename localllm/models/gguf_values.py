@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import NoReturn, TypeAlias, overload
 
@@ -61,6 +61,22 @@ class GgufArray(Sequence[Scalar]):
         if self._decoded is None:
             self._decoded = self._strings() if self._type == STRING else self._numbers()
         return self._decoded
+
+    def positions_of(self, values: Iterable[int]) -> tuple[int, ...]:
+        """Return where any of a few small `values` (0 to 127) stand, ascending; only for arrays of 32-bit integers.
+
+        Found in C by their low bytes, since a vocabulary has 150 000 elements and few special ones.
+        """
+        data = bytes(self._buffer[self._start : self._end])
+        low_bytes, found = data[::4], list[int]()
+        for value in values:
+            wanted = _U32.pack(value)
+            at = low_bytes.find(value)
+            while at >= 0:
+                if data[4 * at : 4 * at + 4] == wanted:
+                    found.append(at)
+                at = low_bytes.find(value, at + 1)
+        return tuple(sorted(found))
 
     def first_repeat(self) -> bytes | None:
         """Return a non-empty string that stands here twice, or None. Only for arrays of strings."""

@@ -284,7 +284,7 @@ def _special_ids(fields: Fields) -> tuple[int, ...]:
     types = fields.metadata.get("tokenizer.ggml.token_type")
     if not isinstance(types, GgufArray):
         return ()
-    return tuple(token for token, kind in enumerate(types.to_list()) if kind in _SPECIAL_TOKEN_TYPES)
+    return types.positions_of(_SPECIAL_TOKEN_TYPES)
 
 
 def _embeds_only(fields: Fields) -> bool:
