@@ -129,7 +129,8 @@ class _Check:
         if tensor is None or len(tensor.shape) != 2 or not layer.k_values or not layer.v_values:
             return
         # Some models make a gate as wide as the query in the same tensor.
-        if tensor.shape[1] not in (values, 2 * values):
+        gated = self.fields.architecture not in _ROTATES_WHOLE_HEAD and tensor.shape[1] == 2 * values
+        if tensor.shape[1] != values and not gated:
             self.refuse(
                 "attention.head_count",
                 f"times the head size gives {values:,} values in layer {index}, "

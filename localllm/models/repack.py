@@ -41,10 +41,13 @@ class CpuLayout:
     has_amx: bool = False
 
 
-def cpu_layout(flags: frozenset[str] | None = None) -> CpuLayout:
-    """Return what a CPU with these feature flags repacks; None = this machine's own."""
+def cpu_layout(flags: frozenset[str] | None = None, *, amx_build: bool = False) -> CpuLayout:
+    """Return what a CPU with these feature flags repacks; None = this machine's own.
+
+    `amx_build`: llama.cpp was compiled for AMX; our own build leaves it out.
+    """
     flags = cpu_flags() if flags is None else flags
-    has_amx = {"amx_tile", "amx_int8", "avx512f"} <= flags
+    has_amx = amx_build and {"amx_tile", "amx_int8", "avx512f"} <= flags
     if "avx512f" in flags:
         return CpuLayout(_AVX512, has_amx)
     if "avx2" in flags:

@@ -38,6 +38,7 @@ def main(path: str, *options: str) -> None:
         sizes["mapped" if device.endswith("Mapped") else "copied" if kind == "model" else kind] += float(size)
     sizes["n_params"] = native.llama_model_n_params(model)
     sizes["loaded"] = bool(context)
+    sizes["amx_build"] = b"AMX_INT8 = 1" in native.llama_print_system_info()
     json.dump(sizes, sys.stdout)
 
 

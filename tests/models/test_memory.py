@@ -182,7 +182,8 @@ def test_exact_terms_are_what_llama_cpp_allocates(name: str, kv: str, tiny: Path
 @pytest.mark.parametrize("repack", [False, True])
 def test_weights_and_copies_of_the_real_model_are_what_llama_cpp_reports(smollm2: Path, repack: bool) -> None:
     real = native(smollm2, 512, 2, 128, "f16", "f16", 1, 0, int(repack))
-    ours = estimate(read_info(smollm2), n_ctx=512, n_slots=2, n_ubatch=128, repack=repack)
+    shape = ContextShape(cpu=cpu_layout(amx_build=bool(real["amx_build"])))
+    ours = estimate(read_info(smollm2), n_ctx=512, n_slots=2, n_ubatch=128, repack=repack, shape=shape)
     assert ours.kv_bytes == real["KV"] * MIB
     assert ours.weights_bytes == pytest.approx(real["mapped"] * MIB, abs=ROUNDED)
     assert ours.repacked_bytes == pytest.approx(real.get("copied", 0) * MIB, abs=ROUNDED)
@@ -201,7 +202,9 @@ def weight(type_name: str, shape: tuple[int, ...], name: str = "blk.0.ffn_up.wei
 
 def test_copies_depend_on_type_shape_and_cpu() -> None:
     avx2, avx512 = cpu_layout(frozenset(("avx2",))), cpu_layout(frozenset(("avx2", "avx512f")))
-    amx = cpu_layout(frozenset(("avx2", "avx512f", "amx_tile", "amx_int8")))
+    tiles = frozenset(("avx2", "avx512f", "amx_tile", "amx_int8"))
+    amx = cpu_layout(tiles, amx_build=True)
+    assert cpu_layout(tiles) == avx512
     q4, q8 = weight("Q4_0", (256, 32)), weight("Q8_0", (256, 32))
     assert [repacked_bytes(q4, cpu) for cpu in (avx2, avx512, amx)] == [q4.n_bytes] * 3
     assert [repacked_bytes(q8, cpu) for cpu in (avx2, avx512, amx)] == [0, 0, 256 * 38]
