@@ -79,7 +79,7 @@ def _engine(model: str | None, form: Form, load: LoadFlags) -> None:
     recorder = Recorder(lambda what, done, total: notes.progress(f"{what}: {done} of {total}"))
     with Interrupts():
         try:
-            measure(Plan(model, config), recorder, Opener(model, lambda work: in_thread(work)))
+            measure(Plan(model, config), recorder, Opener(model, in_thread))
         except Stopped as stop:
             stopped = stop
         finally:
