@@ -81,7 +81,7 @@ class GgufArray(Sequence[Scalar]):
     def first_repeat(self) -> bytes | None:
         """Return a non-empty string that stands here twice, or None. Only for arrays of strings."""
         pieces = self._pieces()
-        if len(set(pieces)) + max(0, pieces.count(b"") - 1) == len(pieces):
+        if len(set(pieces)) == len(pieces):
             return None
         seen: set[bytes] = set()
         for piece in pieces:

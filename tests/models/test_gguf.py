@@ -412,3 +412,13 @@ def test_real_header_costs_little_while_its_vocabulary_is_not_asked_for(smollm2:
     tokens = header.metadata["tokenizer.ggml.tokens"]
     assert len(tokens) == 49_152
     assert tokens[1] == "<|im_start|>"
+
+
+def test_token_spelled_twice_is_refused_but_empty_spellings_are_not(tmp_path: Path) -> None:
+    def tokens(*spellings: str) -> Path:
+        keys = (key("tokenizer.ggml.tokens", ARRAY, (STRING, list(spellings))),)
+        return Gguf(keys=keys).write(tmp_path / "m.gguf")
+
+    with pytest.raises(ModelRefused, match=r"tokenizer\.ggml\.tokens holds the token b'b' twice"):
+        read_header(tokens("a", "b", "", "b"))
+    assert len(read_header(tokens("a", "", "b", "")).metadata) == 1
