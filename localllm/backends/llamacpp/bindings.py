@@ -93,9 +93,16 @@ def load() -> Native:
         return _load_once()
 
 
+# How long OpenMP's threads spin at a barrier before they sleep. The library's own 300 000 are right
+# only while nobody else wants a core: docs/decisions/006-threads-that-sleep.md.
+_SPINS = "3000"
+
+
 @functools.cache
 def _load_once() -> Native:
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # else an abort forks gdb first (where there is one)
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
     try:
         api = _import_low_level()
     except (ImportError, OSError, RuntimeError) as error:
