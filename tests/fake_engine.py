@@ -106,6 +106,7 @@ class FakeSlot:
     last_rows: int = 0
     truncated: bool = False
     settling: bool = False
+    is_short: bool = False  # an edit of it failed: what was planned on it may ask for more than it holds
     cells: list[int] = field(default_factory=list)  # one id a token; a copy that shares memory shares them
 
 
@@ -116,7 +117,11 @@ def next_token(tokens: Sequence[int]) -> int:
 
 
 class FakeEngine:
-    """An `Engine` whose cache is a list of tokens. Each knob makes one thing go wrong or differ."""
+    """An `Engine` whose cache is a list of tokens. Each knob makes one thing go wrong or differ.
+
+    `refuses`: the copies, truncations and rewinds that this engine cannot make after all.
+    `room_tokens`: the cells there really are, where the spec promises more.
+    """
 
     def __init__(
         self,
@@ -128,6 +133,8 @@ class FakeEngine:
         fail_forwards: Iterable[int] = (),
         short_rooms: Iterable[int] = (),
         on_forward: Callable[[Batch], None] | None = None,
+        refuses: Callable[[Edit], bool] = lambda edit: False,
+        room_tokens: int | None = None,
     ) -> None:
         self.spec = spec
         self.tokenizer = FakeTokenizer()
@@ -143,6 +150,8 @@ class FakeEngine:
         self._fail_forwards = set(fail_forwards)
         self._short_rooms = set(short_rooms)
         self._on_forward = on_forward
+        self._refuses = refuses
+        self._room_tokens = spec.pool_tokens if room_tokens is None else room_tokens
         self._n_forwards = 0
         self._cell_ids = itertools.count()
 
@@ -154,6 +163,9 @@ class FakeEngine:
         return [self._edit(edit) for edit in edits]
 
     def _edit(self, edit: Edit) -> EditResult:
+        if isinstance(edit, (CopyPrefix, Truncate, Rewind)) and self._refuses(edit):
+            self.slots[edit.dst if isinstance(edit, CopyPrefix) else edit.slot] = FakeSlot(is_short=True)
+            return EditResult(0, outcome=EditOutcome.REFUSED)
         match edit:
             case CopyPrefix(src, dst, n_tokens):
                 return self._copy(src, dst, n_tokens)
@@ -171,12 +183,14 @@ class FakeEngine:
         source = self.slots[src]
         self.slots[dst] = FakeSlot()
         self._check(src != dst, "a slot is copied onto itself")
-        self._check(n_tokens <= len(source.tokens), "a copy is longer than its source")
+        self._check(n_tokens <= len(source.tokens) or source.is_short, "a copy is longer than its source")
         self._check(not source.settling, "a pending slot is copied")
+        n_tokens = min(n_tokens, len(source.tokens))
         self._check_cut(source, n_tokens)
         if self._fail_copies or (
-            not self.spec.copy_shares_memory and self.used_cells() + n_tokens > self.spec.pool_tokens
+            not self.spec.copy_shares_memory and self.used_cells() + n_tokens > self._room_tokens
         ):
+            self.slots[dst].is_short = True
             return EditResult(0, outcome=EditOutcome.NO_ROOM)
         cells = source.cells[:n_tokens] if self.spec.copy_shares_memory else self._new_cells(n_tokens)
         copied = replace(source, tokens=source.tokens[:n_tokens], cells=cells, truncated=False, last_rows=0)
@@ -186,6 +200,8 @@ class FakeEngine:
     def _truncate(self, slot: FakeSlot, n_tokens: int) -> EditResult:
         n_dropped = len(slot.tokens) - n_tokens
         bound = self.spec.max_rollback_tokens
+        if slot.is_short and n_dropped < 0:
+            return EditResult(len(slot.tokens), slot.first_held)
         self._check(n_dropped >= 0, "a truncation makes a slot longer")
         if bound is not None and n_dropped:
             self._check(not slot.truncated, "two truncations between two forwards")
@@ -212,6 +228,10 @@ class FakeEngine:
 
     def _rewind(self, slot: FakeSlot, checkpoint: bytes, n_tokens: int) -> EditResult:
         held = np.frombuffer(checkpoint, np.int32).tolist()
+        if slot.is_short and n_tokens > len(slot.tokens):
+            slot.tokens.clear()
+            slot.cells.clear()
+            return EditResult(0, outcome=EditOutcome.REFUSED)
         self._check(held == slot.tokens[:n_tokens], "a checkpoint of other tokens is put back")
         del slot.tokens[n_tokens:], slot.cells[n_tokens:]
         slot.settling = slot.truncated = False
@@ -226,7 +246,7 @@ class FakeEngine:
         if self._on_forward is not None:
             self._on_forward(batch)
         self._check_batch(batch)
-        if self._n_forwards in self._short_rooms or self.used_cells() + batch.n_rows > self.spec.pool_tokens:
+        if self._n_forwards in self._short_rooms or self.used_cells() + batch.n_rows > self._room_tokens:
             raise NoRoom
         if self._n_forwards in self._fail_forwards:
             raise EngineError("the fake engine fails here")
@@ -241,6 +261,7 @@ class FakeEngine:
                 if i >= len(item.tokens) - item.n_logits:
                     rows.append(self._logits(slot.tokens))
             slot.last_rows, slot.truncated, slot.settling = len(item.tokens), False, False
+            slot.is_short = False
             if self.spec.prefix_rule is PrefixRule.WINDOW:  # lost: what was outside as the rows came in
                 slot.first_held = max(slot.first_held, item.start - self.spec.window_tokens)
             first_held[item.slot] = slot.first_held

@@ -43,12 +43,12 @@ class ChunkPolicy:
 
     def prefill_rows(self, n_decode_rows: int, used_cells: int) -> int:
         """Return how many prompt tokens the step may compute beside `n_decode_rows` decoding rows."""
-        cap = min(self._cap_rows, self._spec.max_batch_tokens - n_decode_rows)
+        cap = max(0, self._cap_rows - n_decode_rows)
         if n_decode_rows == 0:
             return self._cost.rows_within(self._config.prefill_target_s, used_cells, cap, _FIRST_CHUNK_TOKENS)
         floor = self._config.min_chunk_tokens
         rows = self._cost.rows_within(self._config.itl_target_s, used_cells, cap, floor) - n_decode_rows
-        if rows < floor:
+        if rows < min(floor, cap):
             self._stats.n_floor_chunks += 1
         return max(min(floor, cap), rows)
 
@@ -87,7 +87,7 @@ class ChunkPolicy:
         return fitting
 
     def shrink(self, n_rows: int, n_items: int) -> bool:
-        """Halve the chunk cap after a step of `n_rows` found no room; False = no chunk to shrink."""
+        """Halve the rows of a step after one of `n_rows` found no room; False = no chunk to shrink."""
         if n_rows <= n_items:
             return False
         self._cap_rows = max(1, n_rows // 2)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from localllm.runtime.sequence import RequestRun
+from localllm.runtime.stream import TokenStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +19,9 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """End a request at the next step."""
+    """End the request of a stream at the next step."""
 
-    request_id: str
+    stream: TokenStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +43,11 @@ class Inbox:
         self._queue.put(message)
 
     def receive(self, wait_s: float | None) -> list[Message]:
-        """Return all messages there are; wait up to `wait_s` (None = for ever) for the first."""
-        messages = []
+        """Return all messages there are now; wait up to `wait_s` (None = for ever) for the first."""
         try:
-            messages.append(self._queue.get(wait_s != 0, wait_s))
-            while True:
-                messages.append(self._queue.get_nowait())
+            messages = [self._queue.get(wait_s != 0, wait_s)]
         except queue.Empty:
-            return messages
+            return []
+        for _ in range(self._queue.qsize()):  # what comes meanwhile waits, or a step might never begin
+            messages.append(self._queue.get_nowait())
+        return messages

@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+import traceback
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +29,7 @@ from localllm.runtime.scheduler import Scheduler
 from localllm.runtime.sequence import Phase, Sequence
 
 logger = logging.getLogger("localllm.runtime")
+T = TypeVar("T")
 _STUCK_WAIT_S = 0.05  # between plans that came out empty although someone waits
 
 
@@ -75,6 +78,7 @@ class EngineLoop:
             if plan is None:
                 raise
             self.scheduler.fail(plan, _engine_error(error))  # these requests only; their slots are cleared
+        self._ask_drafter(self._forget_ended, None)
         self._wait_s = None if self.scheduler.is_idle else 0 if plan is not None else _STUCK_WAIT_S
 
     def _apply(self, message: Submit | Cancel | Close) -> None:
@@ -84,21 +88,29 @@ class EngineLoop:
                 self.scheduler.fail_request(run, Unavailable("The model is being closed."))
             case Submit(run):
                 self.scheduler.submit(run)
-            case Cancel(request_id):
-                self.scheduler.cancel(request_id)
+            case Cancel(stream):
+                self.scheduler.cancel(stream)
             case Close():
                 self._closing = True
                 self.scheduler.fail_all(Unavailable("The model was closed before the answer was complete."))
 
     def _drafts(self) -> Mapping[Sequence, Draft]:
-        """Ask the drafter; one that fails is switched off, the requests go on."""
-        decoding = self.scheduler.decoding
+        decoding, budget = self.scheduler.decoding, self.scheduler.spec.max_batch_tokens
+        drafts = self._ask_drafter(lambda: self.drafter.propose(decoding, budget), list[Draft]())
+        return dict(zip(decoding, drafts, strict=False))
+
+    def _forget_ended(self) -> None:
+        for sequence in self.scheduler.take_ended():
+            self.drafter.forget(sequence)
+
+    def _ask_drafter(self, ask: Callable[[], T], otherwise: T) -> T:
+        """Return what the drafter says; one that fails is switched off, the requests go on."""
         try:
-            drafts = self.drafter.propose(decoding, self.scheduler.spec.max_batch_tokens)
+            return ask()
         except Exception as error:
             logger.warning("drafting is switched off: %s", type(error).__name__)
-            self.drafter, drafts = Off(), []
-        return dict(zip(decoding, drafts, strict=False))
+            self.drafter = Off()
+            return otherwise
 
     def _forward(self, plan: StepPlan) -> StepOutput | None:
         """Run the rows and learn what they cost; None = the plan had only edits."""
@@ -139,10 +151,8 @@ class EngineLoop:
         timeline.add("sample", time.perf_counter() - started_s)
         if timeline.first_token_s is None:
             timeline.first_token_s = time.monotonic()
-        if sequence.phase is Phase.FINISHED:
-            self.drafter.forget(sequence)
-        else:
-            self.drafter.accepted(sequence, ids)
+        if sequence.phase is not Phase.FINISHED:
+            self._ask_drafter(lambda: self.drafter.accepted(sequence, ids), None)
         return n_taken
 
     def _run(self) -> None:
@@ -150,17 +160,18 @@ class EngineLoop:
         try:
             while not self._closing:
                 self.step()
-        except Exception as error:
-            logger.exception("the engine's thread died")
+        except BaseException as error:  # whatever it is, nobody may be left waiting
+            where = "".join(traceback.format_tb(error.__traceback__))  # its text might quote a prompt
+            logger.error("the engine's thread died: %s\n%s", type(error).__name__, where)
             self.death = _engine_error(error)
             self.scheduler.fail_all(self.death)
         finally:
             self._closing = True
-            self.engine.close()
             for message in self.inbox.receive(0):
                 self._apply(message)
+            self.engine.close()
 
 
-def _engine_error(error: Exception) -> EngineError:
+def _engine_error(error: BaseException) -> EngineError:
     """Return the failure as requests are told it: no text of theirs can be in it."""
     return error if isinstance(error, EngineError) else EngineError(f"A step failed ({type(error).__name__}).")

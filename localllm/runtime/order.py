@@ -32,9 +32,15 @@ class WaitingQueue:
         self._last_round: dict[str, int] = {}
         self._serving = 0
         self._count = 0
+        self._n_of_run: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._tickets)
+
+    @property
+    def n_requests(self) -> int:
+        """Requests that have a sequence here."""
+        return len(self._n_of_run)
 
     def push(self, sequence: Sequence) -> None:
         """Queue a newcomer behind its own client's earlier ones."""
@@ -52,6 +58,10 @@ class WaitingQueue:
         ticket = self._tickets.pop(sequence, None)
         if ticket is not None:
             self._serving = max(self._serving, ticket.round)
+            run = id(sequence.run)
+            self._n_of_run[run] -= 1
+            if not self._n_of_run[run]:
+                del self._n_of_run[run]
         if not self._tickets:
             self._last_round.clear()
 
@@ -68,4 +78,6 @@ class WaitingQueue:
 
     def _add(self, sequence: Sequence, turn: int) -> None:
         self._count += 1
+        run = id(sequence.run)
+        self._n_of_run[run] = self._n_of_run.get(run, 0) + 1
         self._tickets[sequence] = _Ticket(sequence, turn, self._clock(), self._count)

@@ -21,6 +21,11 @@ class PlannedItem:
     draft: Draft = NO_DRAFT
     takes_checkpoint: bool = False
 
+    @property
+    def is_lone_row(self) -> bool:
+        """Say whether this is one row that wants its logits, as a decoding sequence brings."""
+        return len(self.item.tokens) == self.item.n_logits == 1
+
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:

@@ -23,6 +23,7 @@ from localllm.runtime.order import WaitingQueue
 from localllm.runtime.plan import NO_DRAFT, PlannedItem, StepPlan
 from localllm.runtime.room import Room
 from localllm.runtime.sequence import Phase, RequestRun, Sequence
+from localllm.runtime.stream import TokenStream
 from localllm.runtime.types import Tokens
 
 
@@ -36,10 +37,13 @@ class Scheduler:
         self._chunks = ChunkPolicy(spec, config, cost, self.stats)
         self._waiting = WaitingQueue()
         self._running: list[Sequence] = []  # in order of admission
-        self._runs: dict[str, RequestRun] = {}
+        self._runs: dict[TokenStream, RequestRun] = {}  # by identity: a request may be submitted twice
+        self._ended: list[Sequence] = []
+        self.n_received = 0  # requests ever submitted; written here, read by any thread
         self._max_running = min(config.max_running or spec.n_slots, spec.n_slots - 1, spec.max_batch_tokens)
         self._min_wait_tokens = config.min_wait_prefix_tokens
         self._n_admitted = 0
+        self._is_full = False  # the engine had no room where the ledger saw some: wait for one to leave
         self._newly_seated: list[Sequence] = []
 
     @property
@@ -49,8 +53,8 @@ class Scheduler:
 
     @property
     def n_waiting(self) -> int:
-        """Sequences not yet admitted (may be read from any thread)."""
-        return len(self._waiting)
+        """Requests not yet admitted whole (may be read from any thread)."""
+        return self._waiting.n_requests
 
     @property
     def decoding(self) -> list[Sequence]:
@@ -59,15 +63,16 @@ class Scheduler:
 
     def submit(self, run: RequestRun) -> None:
         """Queue every choice of a request."""
-        self._runs[run.request_id] = run
-        run.outbox.append(events.Queued(run.request_id, len(self._waiting)))
+        self._runs[run.stream] = run
+        run.outbox.append(events.Queued(run.request_id, self._waiting.n_requests))
         for sequence in run.sequences:
             self._waiting.push(sequence)
+        self.n_received += 1
         self._publish()
 
-    def cancel(self, request_id: str) -> None:
-        """End what is left of a request; unknown or ended ones are ignored."""
-        run = self._runs.get(request_id)
+    def cancel(self, stream: TokenStream) -> None:
+        """End what is left of a stream's request; unknown or ended ones are ignored."""
+        run = self._runs.get(stream)
         if run is not None:
             for sequence in run.sequences:
                 self._end(sequence, "cancelled")
@@ -94,6 +99,9 @@ class Scheduler:
         """Take over how the edits went: a slot that came out shorter computes from there in the next step."""
         for slot_id, result in {_edited_slot(e): r for e, r in zip(plan.edits, results, strict=True)}.items():
             self._room.settled(slot_id, result)
+        for sequence in self.decoding:  # not only those in this step: a cut may have been refused
+            if sequence.n_computed < sequence.n_tokens - 1:
+                sequence.phase = Phase.PREFILL
         for sequence in plan.admitted:
             if sequence.run.timeline.admitted_s is None:
                 self.stats.n_prompt_tokens_cached += sequence.n_computed
@@ -104,8 +112,6 @@ class Scheduler:
             if sequence.slot is not None and sequence.n_computed == item.start:
                 self._room.slots.grow(sequence.slot, len(item.tokens))
                 kept.append(planned)
-            else:
-                sequence.phase = Phase.PREFILL
         return replace(plan, items=tuple(kept))
 
     def shrink(self, plan: StepPlan) -> None:
@@ -116,6 +122,7 @@ class Scheduler:
         self._refused()
         if not self._room.evict_one() and not self._chunks.shrink(plan.batch.n_rows, len(plan.items)):
             self._give_way()
+            self._is_full = True
         self._publish()
 
     def fail(self, plan: StepPlan, error: LocalLLMError) -> None:
@@ -128,21 +135,28 @@ class Scheduler:
 
     def fail_request(self, run: RequestRun, error: LocalLLMError) -> None:
         """End one request with an error; its slots are cleared. Idempotent."""
-        if self._runs.pop(run.request_id, None) is None:
+        if self._runs.pop(run.stream, None) is None:
             return
+        _tell(run, error)
         for sequence in run.sequences:
             sequence.phase = Phase.FINISHED
             self._waiting.remove(sequence)
-            if sequence in self._running:
-                self._running.remove(sequence)
+            self._stop_running(sequence)
             self._room.vacate(sequence)
-        run.outbox = [events.Error(error.code, error.message, error.hint)]
-        run.flush()
+            self._ended.append(sequence)
 
     def fail_all(self, error: LocalLLMError) -> None:
-        """End every request with an error: the engine is gone."""
-        for run in list(self._runs.values()):
+        """End every request with an error: the engine is gone. All are told before any book is kept."""
+        runs = list(self._runs.values())
+        for run in runs:
+            _tell(run, error)
+        for run in runs:
             self.fail_request(run, error)
+
+    def take_ended(self) -> list[Sequence]:
+        """Hand over the sequences that ended, whatever the reason, since the last call."""
+        ended, self._ended = self._ended, []
+        return ended
 
     def commit(self, planned: PlannedItem, n_taken: int, first_held: int) -> None:
         """Take note that an item ran and its sequence took `n_taken` tokens (0 = a chunk inside its prompt)."""
@@ -180,6 +194,9 @@ class Scheduler:
         self._publish()
 
     def _admit(self) -> None:
+        if self._is_full and self._running:
+            return  # who was preempted would come back, and nobody would advance
+        self._is_full = False
         for sequence in self._waiting:
             if len(self._running) >= self._max_running:
                 break
@@ -230,7 +247,10 @@ class Scheduler:
                 continue
             end = self._chunks.cut(sequence, start, end, self._room.slots.used_cells)
             tokens = sequence.tokens[start:end]
-            items.append(self._item(sequence, tokens, n_logits=int(end == sequence.n_tokens)))
+            planned = self._item(sequence, tokens, n_logits=int(end == sequence.n_tokens))
+            if items and not self.spec.mixes_prefill_and_decode and planned.is_lone_row != items[0].is_lone_row:
+                continue  # a prompt's last token alone is a decode row to the engine
+            items.append(planned)
             n_rows, budget = n_rows + len(tokens), budget - len(tokens)
             if budget == 0 or not self.spec.ragged_rows:
                 break
@@ -268,11 +288,16 @@ class Scheduler:
 
     def _leave(self, sequence: Sequence) -> None:
         """Give a finished sequence's slot to the prefix cache; end its request with its last choice."""
-        if sequence in self._running:
-            self._running.remove(sequence)
+        self._stop_running(sequence)
+        self._ended.append(sequence)
         self._room.retire(sequence)
         if sequence.run.is_finished:
             sequence.run.close()
+
+    def _stop_running(self, sequence: Sequence) -> None:
+        if sequence in self._running:
+            self._running.remove(sequence)
+            self._is_full = False
 
     def _refused(self) -> None:
         if self.stats.pool_use_at_first_refusal is None:
@@ -283,10 +308,15 @@ class Scheduler:
         for run in list(self._runs.values()):
             run.flush()
             if run.is_finished:
-                del self._runs[run.request_id]
+                del self._runs[run.stream]
         stats = self.stats
         stats.n_running, stats.n_waiting = len(self._running), len(self._waiting)
         stats.n_retained_slots, stats.used_cells = self._room.slots.n_retained, self._room.slots.used_cells
+
+
+def _tell(run: RequestRun, error: LocalLLMError) -> None:
+    run.outbox = [events.Error(error.code, error.message, error.hint)]
+    run.flush()
 
 
 def _edited_slot(edit: Edit) -> int:

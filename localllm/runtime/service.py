@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from localllm.runtime.metrics import RuntimeStats
 from localllm.runtime.prepare import ModelFacts, encode_prompt, options_from, prepare
 from localllm.runtime.sampling_params import Sampling
 from localllm.runtime.scheduler import Scheduler
-from localllm.runtime.stream import Answer, TokenStream, collect
+from localllm.runtime.stream import Answer, TokenStream, collect, rebuild
 from localllm.runtime.types import ChatRequest, CompletionRequest, Message, Request
 
 
@@ -66,6 +67,8 @@ class Service:
         cost = StepCost()
         self._scheduler = Scheduler(engine.spec, config, cost)
         self._loop = EngineLoop(engine, self._scheduler, cost, drafter)
+        self._admission = threading.Lock()
+        self._n_submitted = 0
         self._loop.start()
 
     @property
@@ -84,15 +87,17 @@ class Service:
         Raises: UsageError, TemplateError, ContextOverflow (refused, nothing queued); QueueFull;
         Unavailable (closed, or the engine's thread died).
         """
-        if self._scheduler.n_waiting >= self._config.max_waiting:
-            raise QueueFull(f"{self._config.max_waiting} requests are waiting already.", "try again in a moment")
-        stream = TokenStream(request.request_id, lambda: self._loop.inbox.put(Cancel(request.request_id)))
-        run = prepare(request, self._facts, self._spec, stream)
+        self._check_alive()
+        self._join_queue()
+        stream = TokenStream(request.request_id, lambda stream: self._loop.inbox.put(Cancel(stream)))
+        try:
+            run = prepare(request, self._facts, self._spec, stream)
+        except BaseException:
+            self._leave_queue()
+            self._check_alive()  # a model closed meanwhile is the reason, whatever it broke
+            raise
         self._loop.inbox.put(Submit(run))
-        if not self._loop.is_alive:
-            reason = self._loop.death or Unavailable("The model is closed.", "open it again")
-            stream.put([Error(reason.code, reason.message, reason.hint)])
-            raise reason
+        self._check_alive()
         return stream
 
     def stream(self, prompt: str | Sequence[Message], **settings: Any) -> TokenStream:
@@ -112,7 +117,8 @@ class Service:
     def generate(self, prompts: Sequence[str | Sequence[Message] | Request], **settings: Any) -> list[Answer]:
         """Answer all prompts, batched together, in their order.
 
-        Raises: what `submit` raises, or the error of the first prompt that failed.
+        Waits while the queue is full of its own. Raises: what `submit` raises, or the error of the
+        first prompt that failed.
         """
         requests = [
             p if isinstance(p, (ChatRequest, CompletionRequest)) else self.request(p, **settings) for p in prompts
@@ -120,9 +126,9 @@ class Service:
         answers, waiting = list[Answer](), list[TokenStream]()
         try:
             for request in requests:
-                if len(waiting) >= self._config.max_waiting // 2:
+                while (stream := self._submit_beside(request, waiting)) is None:
                     answers.append(collect(waiting.pop(0)))
-                waiting.append(self.submit(request))
+                waiting.append(stream)
             while waiting:
                 answers.append(collect(waiting.pop(0)))
         finally:
@@ -141,6 +147,38 @@ class Service:
     def close(self) -> None:
         """End what is at work with an error and free the model. Idempotent."""
         self._loop.close()
+
+    def _submit_beside(self, request: Request, waiting: Sequence[TokenStream]) -> TokenStream | None:
+        """Submit; None where the queue is full and one of those `waiting` will make room in it."""
+        if len(waiting) > self._config.max_waiting // 2:  # the rest is for others
+            return None
+        try:
+            return self.submit(request)
+        except QueueFull:
+            if not waiting:
+                raise
+            return None
+
+    def _join_queue(self) -> None:
+        """Count a request that will wait, also while it is prepared or on its way. Raises: QueueFull."""
+        with self._admission:
+            n_on_their_way = self._n_submitted - self._scheduler.n_received
+            if n_on_their_way + self._scheduler.n_waiting >= self._config.max_waiting:
+                raise QueueFull(f"{self._config.max_waiting} requests are waiting already.", "try again in a moment")
+            self._n_submitted += 1
+
+    def _leave_queue(self) -> None:
+        with self._admission:
+            self._n_submitted -= 1
+
+    def _check_alive(self) -> None:
+        if not self._loop.is_alive:
+            death = self._loop.death
+            raise (
+                rebuild(Error(death.code, death.message, death.hint))
+                if death
+                else Unavailable("The model is closed.", "open it again")
+            )
 
     def __enter__(self) -> Self:
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -15,21 +16,21 @@ from localllm.runtime.events import Event, FinishReason, TokenLogprob, Usage
 class TokenStream:
     """The events of one request: iterate it once, plainly or with `async for`.
 
-    The engine's thread puts, one reader takes. Leaving the iteration early, or `cancel`, stops
-    the work within one step; the stream still ends with `Done`.
+    The engine's thread puts, one reader takes (of several, each gets a part, and all end). Leaving
+    the iteration early, or `cancel`, stops the work within one step; the stream still ends with `Done`.
     """
 
-    def __init__(self, request_id: str, on_cancel: Callable[[], None]) -> None:
+    def __init__(self, request_id: str, on_cancel: Callable[[TokenStream], None]) -> None:
         self.request_id = request_id
         self._on_cancel = on_cancel
         self._events: deque[Event] = deque()
         self._ready = threading.Condition()
-        self._wake: Callable[[], None] | None = None
+        self._wakes: tuple[Callable[[], None], ...] = ()
         self._ended = False
 
     def cancel(self) -> None:
         """Ask for the end; safe from any thread and at any time."""
-        self._on_cancel()
+        self._on_cancel(self)
 
     def put(self, batch: Iterable[Event]) -> None:
         """Append events (the producer's side); whatever follows the terminal event is dropped."""
@@ -39,14 +40,14 @@ class TokenStream:
             self._events.extend(batch)
             self._ended = bool(self._events) and _is_terminal(self._events[-1])
             self._ready.notify_all()
-            wake = self._wake
-        if wake is not None:
+            wakes = self._wakes
+        for wake in wakes:
             wake()
 
     def next_event(self, timeout_s: float | None = None) -> Event | None:
-        """Return the next event; None when `timeout_s` passed first."""
+        """Return the next event; None when `timeout_s` passed first, or the terminal one was taken already."""
         with self._ready:
-            self._ready.wait_for(lambda: self._events, timeout_s)
+            self._ready.wait_for(lambda: self._events or self._ended, timeout_s)
             return self._events.popleft() if self._events else None
 
     def __iter__(self) -> Iterator[Event]:
@@ -55,7 +56,8 @@ class TokenStream:
         try:
             while not complete:
                 event = self.next_event()
-                assert event is not None
+                if event is None:
+                    return
                 complete = _is_terminal(event)
                 yield event
         finally:
@@ -69,24 +71,32 @@ class TokenStream:
         loop, arrived, complete = asyncio.get_running_loop(), asyncio.Event(), False
 
         def wake() -> None:
-            if not loop.is_closed():
+            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody reads there any more
                 loop.call_soon_threadsafe(arrived.set)
 
         with self._ready:
-            self._wake = wake
+            self._wakes = (*self._wakes, wake)
         try:
             while not complete:
                 arrived.clear()
                 event = self.next_event(timeout_s=0)
                 if event is None:
+                    if self._is_drained:
+                        return
                     await arrived.wait()
                     continue
                 complete = _is_terminal(event)
                 yield event
         finally:
-            self._wake = None
+            with self._ready:
+                self._wakes = tuple(other for other in self._wakes if other is not wake)
             if not complete:
                 self.cancel()
+
+    @property
+    def _is_drained(self) -> bool:
+        with self._ready:
+            return self._ended and not self._events
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +128,13 @@ class Answer:
 def collect(stream: Iterable[Event]) -> Answer:
     """Read events to their end and return the whole answer: what non-streaming is.
 
-    Raises: the LocalLLMError that an `Error` event tells of.
+    Raises: the LocalLLMError that an `Error` event tells of; LocalLLMError for events without an
+    end (a stream that was read before).
     """
     texts: dict[int, list[events.Token]] = {}
     ends: dict[int, events.Finished] = {}
     seed = max_tokens = 0
-    usage = Usage(0, 0, {})
+    usage, complete = Usage(0, 0, {}), False
     for event in stream:
         match event:
             case events.Admitted():
@@ -136,8 +147,12 @@ def collect(stream: Iterable[Event]) -> Answer:
                 usage = event
             case events.Error():
                 raise rebuild(event)
+            case events.Done():
+                complete = True
             case _:
                 pass
+    if not complete:
+        raise errors.LocalLLMError("These events have no end: the stream was read before.", "submit the request again")
     choices = tuple(_choice(texts.get(i, []), ends[i]) for i in sorted(ends))
     return Answer(choices, usage, seed, max_tokens)
 

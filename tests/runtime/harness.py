@@ -85,7 +85,7 @@ class Bench:
         request = CompletionRequest(
             tuple(prompt), GenerationOptions(**{"max_tokens": 20, "seed": 1, **options}), f"r{next(self._ids)}"
         )
-        stream = TokenStream(request.request_id, lambda: self.loop.inbox.put(Cancel(request.request_id)))
+        stream = TokenStream(request.request_id, lambda stream: self.loop.inbox.put(Cancel(stream)))
         self.loop.inbox.put(Submit(prepare(request, self.facts, self.engine.spec, stream)))
         return stream
 

@@ -26,7 +26,7 @@ def _facts(template: str | None = TEMPLATE, largest_ctx: int = 4096) -> ModelFac
 
 
 def _prepare(request: Request, facts: ModelFacts | None = None, spec: EngineSpec = SPEC) -> RequestRun:
-    return prepare(request, facts or _facts(), spec, TokenStream("r", lambda: None))
+    return prepare(request, facts or _facts(), spec, TokenStream("r", lambda stream: None))
 
 
 def _chat(text: str, **options: object) -> ChatRequest:

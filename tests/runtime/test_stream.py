@@ -42,7 +42,7 @@ def test_an_error_event_is_raised_as_what_it_was(code: str, kind: type[Exception
 
 
 def test_nothing_follows_the_terminal_event() -> None:
-    stream = TokenStream("r", lambda: None)
+    stream = TokenStream("r", lambda stream: None)
     stream.put(SCRIPT)
     stream.put([events.Error("late", "late")])
     assert list(stream) == SCRIPT
@@ -50,14 +50,14 @@ def test_nothing_follows_the_terminal_event() -> None:
 
 def test_cancel_after_the_end_is_not_sent_by_a_complete_iteration() -> None:
     cancels: list[int] = []
-    stream = TokenStream("r", lambda: cancels.append(1))
+    stream = TokenStream("r", lambda stream: cancels.append(1))
     stream.put(SCRIPT)
     list(stream)
     assert cancels == []
 
 
 def test_async_iteration_gives_the_same_events() -> None:
-    stream = TokenStream("r", lambda: None)
+    stream = TokenStream("r", lambda stream: None)
 
     def feed() -> None:
         for event in SCRIPT:
