@@ -5,7 +5,8 @@ Everything of ours goes through `Service.submit`: what is measured is what a use
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -13,7 +14,7 @@ from typing import Any, Protocol
 from localllm.bench.recorder import Recorder
 from localllm.bench.rows import Case, EngineFacts, Row, ratio_fields
 from localllm.bench.stats import mean, paired_ratio
-from localllm.bench.watch import Prompts, seconds_per_step, watch
+from localllm.bench.watch import N_TRIES, NeverTogether, Prompts, pace_s, watch
 from localllm.runtime.service import Service
 
 SLACK_TOKENS = 8
@@ -148,10 +149,11 @@ def measure_parallel(subject: Subject, case: Case, n_reps: int, recorder: Record
 
     def once() -> float:
         prompts = [subject.prompts.draw(1) for _ in range(case.n_parallel)]
-        return case.n_gen * seconds_per_step(watch(subject.service, prompts, case.n_gen + SLACK_TOKENS))
+        return case.n_gen * pace_s(subject.service, prompts, case.n_gen + SLACK_TOKENS)
 
     subject.once(1, 2, case.n_parallel)
-    recorder.repeat(case.name, n_reps, once, rate_row(subject.facts, case))
+    with _noted(case, recorder):
+        recorder.repeat(case.name, n_reps, once, rate_row(subject.facts, case))
 
 
 def measure_overhead(subject: Subject, bare: Bare, case: Case, n_pairs: int, recorder: Recorder) -> None:
@@ -162,7 +164,7 @@ def measure_overhead(subject: Subject, bare: Bare, case: Case, n_pairs: int, rec
     turn = 0
 
     def ours(prompts: list[tuple[int, ...]]) -> float:
-        return seconds_per_step(watch(subject.service, prompts, case.n_gen + SLACK_TOKENS))
+        return pace_s(subject.service, prompts, case.n_gen + SLACK_TOKENS)
 
     def theirs(prompts: list[tuple[int, ...]]) -> float:
         n_steps = case.n_gen + SLACK_TOKENS - 1
@@ -178,9 +180,19 @@ def measure_overhead(subject: Subject, bare: Bare, case: Case, n_pairs: int, rec
         second = theirs(prompts)
         return ours(prompts), second
 
-    once()
-    name = f"{case.name} against the bare loop"
-    recorder.repeat(name, n_pairs, once, overhead_row(subject.facts, case))
+    with _noted(case, recorder):
+        once()
+        name = f"{case.name} against the bare loop"
+        recorder.repeat(name, n_pairs, once, overhead_row(subject.facts, case))
+
+
+@contextmanager
+def _noted(case: Case, recorder: Recorder) -> Iterator[None]:
+    """Leave the row out, with a note, where its sequences never decode together."""
+    try:
+        yield
+    except NeverTogether:
+        recorder.notes.append(f"{case.name}: in {N_TRIES} tries the sequences never decoded together")
 
 
 def rate_row(

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from localllm.bench import watch as watching
 from localllm.bench.engine import (
     Sizes,
     Subject,
@@ -21,7 +22,7 @@ from localllm.bench.engine import (
 )
 from localllm.bench.recorder import Recorder
 from localllm.bench.rows import Case
-from localllm.bench.watch import Prompts, Timeline, seconds_per_step, watch
+from localllm.bench.watch import NeverTogether, Prompts, Timeline, seconds_per_step, watch
 from localllm.errors import EngineError
 from localllm.runtime.engine import Batch
 from tests.bench.rows import FACTS
@@ -82,8 +83,30 @@ def test_pace_counts_only_while_all_decode() -> None:
     early = Timeline(0.0, tuple(float(i) for i in range(1, 11)), 1, 0)  # alone until 4: not counted
     late = Timeline(0.0, tuple(4.0 + 2.0 * i for i in range(6)), 1, 0)
     assert seconds_per_step([early, late]) == pytest.approx((1.0 + 2.0) / 2)
-    with pytest.raises(ValueError, match="never decode together"):
+    with pytest.raises(NeverTogether):
         seconds_per_step([early, Timeline(0.0, (20.0, 21.0), 1, 0)])
+
+
+def test_sequences_that_once_missed_each_other_are_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    apart = [Timeline(0.0, (1.0, 2.0), 1, 0), Timeline(0.0, (3.0, 4.0), 1, 0)]
+    together = [Timeline(0.0, (1.0, 2.0, 3.0), 1, 0)] * 2
+    found = iter([apart, together])
+    monkeypatch.setattr(watching, "watch", lambda *_: next(found))
+    engine = engine_of(1)
+    service = subject(engine).service
+    assert watching.pace_s(service, [(1,), (2,)], 3) == pytest.approx(1.0)
+    service.close()
+
+
+def test_sequences_that_always_miss_each_other_are_a_note_and_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    apart = [Timeline(0.0, (1.0, 2.0), 1, 0), Timeline(0.0, (3.0, 4.0), 1, 0)]
+    monkeypatch.setattr(watching, "watch", lambda *_: apart)
+    found, recorder = subject(engine_of(2)), Recorder()
+    measure_parallel(found, Case(n_gen=4, n_parallel=2), 2, recorder)
+    measure_overhead(found, FakeBare(0.001), Case(n_gen=4, n_depth=3, n_parallel=2), 2, recorder)
+    found.service.close()
+    assert recorder.rows == []
+    assert [note.partition(":")[0] for note in recorder.notes] == ["tg4 x2", "tg4 @ d3 x2"]
 
 
 def test_prefill_is_one_prompt_and_one_token_a_repetition() -> None:

@@ -12,9 +12,12 @@ from localllm.bench.plan import measure
 from localllm.bench.recorder import Recorder
 from localllm.errors import ModelNotFound
 from localllm.runtime.config import LoadConfig
-from tests.bench.test_plan import ROWS, SMALL_PLAN
+from tests.bench.test_plan import SMALL, SMALL_PLAN
 
-PLAN = replace(SMALL_PLAN, config=LoadConfig(threads=1, gpu="off"))
+# A step takes a fraction of a millisecond: sequences must be long to be at work at the same time.
+SIZES = replace(SMALL, n_gen_parallel=100, overhead_gen_parallel=100)
+PLAN = replace(SMALL_PLAN, sizes=SIZES, config=LoadConfig(threads=1, gpu="off"))
+ROWS = ["pp24", "tg8", "tg4 @ d6", "pp24 @ d16", "tg100 x3", "tg100 @ d4 x3"]
 
 
 def measured(path: Path) -> Recorder:
