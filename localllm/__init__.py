@@ -40,6 +40,8 @@ def open(model: str | os.PathLike[str], **config: Any) -> Service:
         )
     if isinstance(config.get("kv"), str):
         config["kv"] = KvTypes.parse(config["kv"])
-    if config.get("template") is not None:
+    if isinstance(config.get("template"), (str, os.PathLike)):
         config["template"] = Path(config["template"])
+    if not isinstance(model, (str, os.PathLike)):
+        raise UsageError(f"The model must be a name or a path, not {model!r}.", 'localllm.open("smollm2:135m")')
     return compose.open(os.fspath(model), LoadConfig(**config))

@@ -89,13 +89,14 @@ def place(
     repack, repack_notes = _repack(machine, room, n_ctx)
     memory = room.require(n_ctx, repack) if n_gpu_layers == 0 else room.estimate(n_ctx, repack)
     trained = info.n_ctx_train or n_ctx
+    n_cells = max(n_ctx, n_slots)  # a row of every slot must fit: llama.cpp asserts that
     return Placement(
         n_gpu_layers=n_gpu_layers,
-        n_ctx=n_ctx,
+        n_ctx=n_cells,
         max_sequence_tokens=min(n_ctx, trained),
         n_slots=n_slots,
-        n_batch=min(_GPU_BATCH if n_gpu_layers else _CPU_BATCH, n_ctx),
-        n_ubatch=min(_MICRO_BATCH, n_ctx),
+        n_batch=min(_GPU_BATCH if n_gpu_layers else _CPU_BATCH, n_cells),
+        n_ubatch=min(_MICRO_BATCH, n_cells),
         n_threads=wishes.threads or machine.cpu.default_threads,
         flash_attn=flash_attn,
         kv=wishes.kv,
@@ -174,7 +175,7 @@ def _context(info: ModelInfo, room: _Room, wishes: LoadConfig, need_tokens: int 
 
 def _gpu_layers(info: ModelInfo, machine: Machine, wishes: LoadConfig, room: _Room, n_ctx: int) -> int:
     every = info.n_layers + 1
-    if wishes.gpu == "off" or (wishes.gpu == "auto" and not machine.gpus):
+    if wishes.gpu in ("off", 0) or (wishes.gpu == "auto" and not machine.gpus):
         return 0
     if not machine.gpus:
         raise UsageError(

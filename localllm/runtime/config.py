@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
+from localllm.errors import UsageError
 from localllm.models.kv_types import KvTypes
 
 FlashAttn: TypeAlias = Literal["auto", "on", "off"]
-GpuLayers: TypeAlias = Literal["auto", "off", "all"] | int
+GpuChoice: TypeAlias = Literal["auto", "off", "all"]
+GpuLayers: TypeAlias = GpuChoice | int
+
+MAX_THREADS = 512
+"""GGML_MAX_N_THREADS; far more than that ends the process in native code."""
+
+_MAX_COUNT = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +25,7 @@ class LoadConfig:
 
     `ctx` in tokens, None = auto (sized by the caller's `need_tokens`, else by the model and memory).
     `gpu` counts layers on the device. `parallel` sequences run at once; `retained` finished ones
-    keep their KV on the device.
+    keep their KV on the device. Raises: UsageError naming the field that is out of its range.
     """
 
     ctx: int | None = None
@@ -29,6 +36,29 @@ class LoadConfig:
     template: Path | None = None
     parallel: int = 1
     retained: int = 1
+
+    def __post_init__(self) -> None:
+        if self.ctx is not None:
+            _check_count("ctx", self.ctx, 1, _MAX_COUNT)
+        if self.threads is not None:
+            _check_count("threads", self.threads, 1, MAX_THREADS)
+        if self.gpu not in get_args(GpuChoice):
+            _check_count("gpu", self.gpu, 0, _MAX_COUNT, ", auto, off or all")
+        _check_count("parallel", self.parallel, 1, _MAX_COUNT)
+        _check_count("retained", self.retained, 0, _MAX_COUNT)
+        if self.flash_attn not in get_args(FlashAttn):
+            raise UsageError(f"flash_attn must be auto, on or off, not {self.flash_attn!r}.", "leave flash_attn out")
+        if not isinstance(self.kv, KvTypes):
+            raise UsageError(f"kv must be KV types, not {self.kv!r}.", "KvTypes.parse('q8_0')")
+        if not isinstance(self.template, (Path, type(None))):
+            raise UsageError(f"template must be a path, not {self.template!r}.", "Path('chat.jinja')")
+
+
+def _check_count(name: str, value: Any, low: int, high: int, others: str = "") -> None:
+    """Refuse what is no whole number in [low, high]; a bool is none."""
+    if type(value) is not int or not low <= value <= high:
+        wanted = f"a whole number from {low} to {high}{others}"
+        raise UsageError(f"{name} must be {wanted}; got {value!r}.", f"leave {name} out for the default", field=name)
 
 
 @dataclass(frozen=True, slots=True)

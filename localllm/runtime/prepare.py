@@ -27,6 +27,10 @@ from localllm.runtime.types import ChatRequest, CompletionRequest, GenerationOpt
 
 MAX_CHOICES = 16
 MAX_TOP_LOGPROBS = 20
+MAX_SEED = 2**64 - 1
+_MAX_PRIORITY = 2**31
+_MAX_UNCOUNTED_CHARS = 2_000_000
+_MAX_CHARS_PER_TOKEN = 64  # on average over a whole prompt; the longest tokens of some vocabularies are longer
 _BOUNDARY_CUTS = 3  # of the newest messages; older ones are rarely where conversations part
 
 
@@ -47,10 +51,12 @@ class ModelFacts:
 def encode_prompt(request: Request, model: ModelFacts, timeline: Timeline | None = None) -> Encoded:
     """Return the prompt's token ids, and where messages end in them.
 
-    Raises: TemplateError (no template, or it refuses this conversation); UsageError.
+    Raises: TemplateError (no template, or it refuses this conversation); UsageError;
+    ContextOverflow for a text so long that counting its tokens would take minutes.
     """
     timeline = timeline or Timeline()
     started_s = time.perf_counter()
+    _refuse_endless(request, model)
     if isinstance(request, ChatRequest):
         if model.template is None:
             raise chat_template.missing(model.name)
@@ -74,6 +80,20 @@ def encode_prompt(request: Request, model: ModelFacts, timeline: Timeline | None
     if not encoded.tokens:
         raise UsageError("The prompt is empty, and this model has no token to begin a text with.", "give a prompt")
     return encoded
+
+
+def _refuse_endless(request: Request, model: ModelFacts) -> None:
+    """Refuse what no context holds before it is rendered and its tokens are counted."""
+    text = request.messages if isinstance(request, ChatRequest) else request.prompt
+    n_chars = _n_chars(text) if isinstance(request, ChatRequest) or isinstance(text, str) else 0
+    if n_chars <= _MAX_UNCOUNTED_CHARS or n_chars <= _MAX_CHARS_PER_TOKEN * (largest := model.largest_ctx()):
+        return
+    raise ContextOverflow(
+        f"The prompt has {n_chars} characters; this model and machine allow a context of {largest} tokens.",
+        "shorten the prompt",
+        n_prompt_chars=n_chars,
+        largest_ctx=largest,
+    )
 
 
 def prepare(request: Request, model: ModelFacts, spec: EngineSpec, stream: TokenStream) -> RequestRun:
@@ -160,7 +180,16 @@ def _checked_options(options: GenerationOptions, model: ModelFacts) -> Sampling:
     _check_range("max_tokens", options.max_tokens, 1, None)
     _check_range("min_tokens", options.min_tokens, 0, None)
     _check_range("logprobs", options.logprobs, 0, MAX_TOP_LOGPROBS)
-    _check_range("seed", options.seed, 0, 2**64 - 1)
+    _check_range("seed", options.seed, 0, MAX_SEED)
+    _check_range("priority", options.priority, -_MAX_PRIORITY, _MAX_PRIORITY)
+    if options.max_tokens is not None and options.min_tokens > options.max_tokens:
+        raise UsageError("min_tokens is above max_tokens.", "lower min_tokens", field="min_tokens")
+    if not isinstance(options.ignore_eos, bool):
+        raise UsageError(
+            f"ignore_eos must be true or false; got {options.ignore_eos!r}.", "change ignore_eos", field="ignore_eos"
+        )
+    if not isinstance(options.client, str):
+        raise UsageError(f"client must be a text; got {options.client!r}.", "change client", field="client")
     return resolve(model.sampling, options.sampling)
 
 
@@ -206,4 +235,5 @@ def options_from(settings: dict[str, Any]) -> GenerationOptions:
     if unknown:
         raise UsageError(f"unknown setting: {', '.join(sorted(unknown))}", "see GenerationOptions and Sampling")
     stop = known.get("stop", ())
-    return GenerationOptions(**{**known, "stop": (stop,) if isinstance(stop, str) else tuple(stop)}, sampling=sampling)
+    known["stop"] = check_stops([stop] if isinstance(stop, str) else stop)
+    return GenerationOptions(**known, sampling=sampling)

@@ -111,12 +111,12 @@ def _refuse(name: str, wanted: str, value: Any) -> UsageError:
     return UsageError(f"{name} must be {wanted}, not {shown}", f"give {name} as {wanted}", field=name)
 
 
-def _number(low: float, high: float, *, above: bool = False) -> Callable[[str, Any], float]:
-    """Return a check for a finite number in [low, high], or in (low, high] if `above`."""
-    wanted = f"a number above {low:g} and at most {high:g}" if above else f"a number from {low:g} to {high:g}"
+def _number(low: float, high: float) -> Callable[[str, Any], float]:
+    """Return a check for a finite number in [low, high]."""
+    wanted = f"a number from {low:g} to {high:g}"
 
     def check(name: str, value: Any) -> float:
-        if type(value) not in (int, float) or not low <= value <= high or (above and value == low):
+        if type(value) not in (int, float) or not low <= value <= high:
             raise _refuse(name, wanted, value)
         return float(value)
 
@@ -170,7 +170,7 @@ _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "top_n_sigma": _number(0, 100),
     "xtc_probability": _number(0, 1),
     "xtc_threshold": _number(0, 1),
-    "repeat_penalty": _number(0, 100, above=True),
+    "repeat_penalty": _number(0.01, 100),
     "repeat_last_n": _integer(-1, "0 turns it off, -1 looks at everything"),
     "presence_penalty": _number(-2, 2),
     "frequency_penalty": _number(-2, 2),

@@ -22,6 +22,8 @@ def check_stops(stops: Any) -> tuple[str, ...]:
         raise UsageError(f"{len(stops)} stop texts, at most {MAX_STOPS}", "give fewer stop texts", field="stop")
     if "" in stops:
         raise UsageError("a stop text is empty", "leave the empty stop text out", field="stop")
+    if any("\ud800" <= character <= "\udfff" for stop in stops for character in stop):
+        raise UsageError("a stop text is not valid Unicode: no answer can hold it", "leave it out", field="stop")
     return tuple(stops)
 
 

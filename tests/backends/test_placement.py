@@ -68,6 +68,13 @@ def test_quantised_v_turns_flash_attention_on_or_is_refused_with_both_ways_out(d
     assert "--kv" in refused.value.hint
 
 
+@pytest.mark.parametrize("n_ctx", [1, 2, 3])
+def test_the_shortest_context_still_has_a_row_for_every_slot(dense: ModelInfo, n_ctx: int) -> None:
+    plan = place(dense, LAPTOP, LoadConfig(ctx=n_ctx))
+    assert min(plan.n_ctx, plan.n_batch, plan.n_ubatch) >= plan.n_slots
+    assert plan.max_sequence_tokens == n_ctx
+
+
 def test_too_many_sequences_are_refused(dense: ModelInfo) -> None:
     with pytest.raises(UsageError, match="256"):
         place(dense, LAPTOP, LoadConfig(parallel=250, retained=6))

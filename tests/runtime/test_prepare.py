@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -106,6 +107,14 @@ def test_a_very_long_prompt_overflows_and_is_no_template_bomb() -> None:
         _prepare(_chat("x" * 2_000_000), spec=SMALL)
 
 
+@pytest.mark.parametrize("request_of", [_chat, CompletionRequest])
+def test_an_endless_prompt_is_refused_before_it_is_rendered_and_counted(request_of: Callable[[str], Request]) -> None:
+    with pytest.raises(ContextOverflow) as caught:
+        _prepare(request_of("word " * 8_000_000), _facts(largest_ctx=4096))
+    assert "400000" in caught.value.message
+    assert "4096" in caught.value.message
+
+
 @pytest.mark.parametrize(("asked", "given"), [(None, 156), (10, 10), (1000, 156)])
 def test_max_tokens_is_clipped_to_the_room(asked: int | None, given: int) -> None:
     run = _prepare(CompletionRequest((65,) * 100, GenerationOptions(max_tokens=asked)), spec=SMALL)
@@ -126,6 +135,13 @@ def test_max_tokens_is_clipped_to_the_room(asked: int | None, given: int) -> Non
         ({"seed": -1}, "seed"),
         ({"seed": 2**64}, "seed"),
         ({"stop": ("",)}, "stop"),
+        ({"stop": ("\ud800",)}, "stop"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+        ({"priority": "x"}, "priority"),
+        ({"priority": True}, "priority"),
+        ({"client": 5}, "client"),
+        ({"ignore_eos": 1}, "ignore_eos"),
+        ({"sampling": {"repeat_penalty": 1e-300}}, "repeat_penalty"),
         ({"stop": ("a",) * 17}, "stop"),
         ({"sampling": {"temperature": -1}}, "temperature"),
         ({"sampling": {"top_p": float("nan")}}, "top_p"),

@@ -90,6 +90,12 @@ class LlamaModel:
 
         Raises: EngineError with the library's own reason.
         """
+        if min(settings.n_ctx, settings.n_batch) < settings.n_slots:  # llama.cpp would end the process
+            raise EngineError(
+                f"A context of {settings.n_ctx} tokens in batches of {settings.n_batch} has no row "
+                f"for each of {settings.n_slots} sequences.",
+                "use a larger --ctx",
+            )
         params = self._context_params(settings)
         self.native.log.clear()
         context = self.native.api.llama_init_from_model(self.handle, params)

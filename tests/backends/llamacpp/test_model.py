@@ -68,6 +68,14 @@ def test_a_context_that_cannot_be_opened_says_why(tiny: Path) -> None:
     model.close()
 
 
+@pytest.mark.parametrize("short", [{"n_ctx": 2}, {"n_batch": 2, "n_ubatch": 2}])
+def test_a_context_without_a_row_for_every_slot_is_refused_not_asserted(tiny: Path, short: dict[str, int]) -> None:
+    model = open_model(tiny / MODEL)
+    with pytest.raises(EngineError, match="no row"):
+        LlamaEngine(model, settings(n_slots=3, **short))
+    model.close()
+
+
 def test_the_model_lives_until_its_last_context_closes(tiny: Path) -> None:
     model = open_model(tiny / MODEL)
     first, second = LlamaEngine(model, settings()), LlamaEngine(model, settings())
