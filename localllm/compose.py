@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from localllm.backends import registry
 from localllm.backends.placement import Machine, Placement, place
-from localllm.errors import ModelRefused, UsageError
+from localllm.errors import UsageError, pasteable
 from localllm.models import memory
-from localllm.models.info import Kind, ModelInfo, read_info
+from localllm.models.info import ModelInfo, read_info, require_generation
 from localllm.models.resolve import ModelFile, resolve
 from localllm.runtime.config import LoadConfig, RuntimeConfig
+from localllm.runtime.types import ChatRequest
 
 if TYPE_CHECKING:
     from localllm.backends.llamacpp.bare import BareLoop
@@ -28,13 +29,6 @@ T = TypeVar("T")
 
 ANSWER_TOKENS = 2048
 """The room for an answer that an automatic context leaves where a request sets no limit."""
-
-_UNFIT = {
-    Kind.VOCABULARY: "holds a vocabulary and no weights",
-    Kind.ADAPTER: "is an adapter for another model",
-    Kind.PROJECTOR: "is the image or audio half of a multimodal model",
-    Kind.IMATRIX: "is an importance matrix, not a model",
-}
 
 
 def open(
@@ -51,6 +45,10 @@ def open(
     """
     found, info = find(model)
     source = _template_source(info, config)
+    if not source and isinstance(sized_for, ChatRequest):
+        from localllm.models.chat_template import missing
+
+        raise missing(found.name)
     machine, placement, weights = _beside(lambda: _load(info, found, config, sized_for is not None), _import_the_rest)
     from localllm.runtime.service import LoadedModel, Service
 
@@ -104,13 +102,8 @@ def find(model: str | Path, *, needs_weights: bool = True) -> tuple[ModelFile, M
     found = resolve(str(model))
     registry.engine_kind(found.path)
     info = read_info(found.path)
-    if needs_weights and info.kind in _UNFIT:
-        raise ModelRefused(f"{found.path.name} {_UNFIT[info.kind]}.", f"localllm show {model}")
-    if needs_weights and info.is_embedding_only:
-        raise ModelRefused(
-            f"{found.path.name} is an embedding model ({info.architecture}): it cannot generate text.",
-            "localllm ls shows the models that can",
-        )
+    if needs_weights:
+        require_generation(info)
     return found, info
 
 
@@ -200,6 +193,8 @@ def _template_source(info: ModelInfo, config: LoadConfig) -> str | None:
     try:
         with config.template.open("rb") as file:
             data = file.read(MAX_SOURCE_BYTES + 1)
+        if not data.strip():
+            raise UsageError(f"The template {config.template} is empty.", "leave --template out for the model's own")
         return data.decode()
     except OSError as error:
         raise UsageError(
