@@ -131,6 +131,7 @@ class FakeEngine:
         noise: float = 1.0,
         fail_copies: bool = False,
         fail_forwards: Iterable[int] = (),
+        fail_edits: Iterable[int] = (),
         short_rooms: Iterable[int] = (),
         on_forward: Callable[[Batch], None] | None = None,
         refuses: Callable[[Edit], bool] = lambda edit: False,
@@ -148,6 +149,7 @@ class FakeEngine:
         self._noise = np.random.default_rng(7).normal(0, noise, (64, spec.n_vocab)).astype(np.float32)
         self._fail_copies = fail_copies
         self._fail_forwards = set(fail_forwards)
+        self._fail_edits = set(fail_edits)
         self._short_rooms = set(short_rooms)
         self._on_forward = on_forward
         self._refuses = refuses
@@ -159,10 +161,12 @@ class FakeEngine:
 
     def edit(self, edits: Sequence[Edit]) -> list[EditResult]:
         """Apply edits in order, checking the rules."""
-        self.edits.extend(edits)
         return [self._edit(edit) for edit in edits]
 
     def _edit(self, edit: Edit) -> EditResult:
+        self.edits.append(edit)
+        if len(self.edits) in self._fail_edits:
+            raise EngineError("the fake engine fails here")
         if isinstance(edit, (CopyPrefix, Truncate, Rewind)) and self._refuses(edit):
             self.slots[edit.dst if isinstance(edit, CopyPrefix) else edit.slot] = FakeSlot(is_short=True)
             return EditResult(0, outcome=EditOutcome.REFUSED)
@@ -187,9 +191,7 @@ class FakeEngine:
         self._check(not source.settling, "a pending slot is copied")
         n_tokens = min(n_tokens, len(source.tokens))
         self._check_cut(source, n_tokens)
-        if self._fail_copies or (
-            not self.spec.copy_shares_memory and self.used_cells() + n_tokens > self._room_tokens
-        ):
+        if self._fail_copies or (not self.spec.copy_shares_memory and self.used_cells() + n_tokens > self._room_tokens):
             self.slots[dst].is_short = True
             return EditResult(0, outcome=EditOutcome.NO_ROOM)
         cells = source.cells[:n_tokens] if self.spec.copy_shares_memory else self._new_cells(n_tokens)

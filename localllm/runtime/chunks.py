@@ -67,11 +67,13 @@ class ChunkPolicy:
                 return end - 1
         return end
 
-    def drafts_that_fit(self, drafts: Mapping[Sequence, Draft], decoding: Seq[Sequence]) -> dict[Sequence, Draft]:
-        """Return the drafts cut to what the engine can roll back and the batch can hold."""
+    def drafts_that_fit(self, drafts: Mapping[Sequence, Draft], running: Seq[Sequence]) -> dict[Sequence, Draft]:
+        """Return the drafts cut to what the engine can roll back and the batch can hold beside a newcomer."""
         if not self._spec.ragged_rows:
             return {}
-        n_spare = self._cap_rows - len(decoding)
+        decoding = [s for s in running if s.phase is Phase.DECODE]
+        has_prefill = any(s.phase is Phase.PREFILL for s in running)
+        n_spare = self._cap_rows - len(decoding) - (self._config.min_chunk_tokens if has_prefill else 0)
         fitting: dict[Sequence, Draft] = {}
         for sequence in decoding:
             draft = drafts.get(sequence)

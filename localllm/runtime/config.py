@@ -78,3 +78,9 @@ class RuntimeConfig:
     kv_block_tokens: int = 64
     min_wait_prefix_tokens: int = 32
     max_running: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("min_chunk_tokens", "max_waiting", "min_wait_prefix_tokens"):
+            _check_count(name, getattr(self, name), 1, _MAX_COUNT)
+        if self.max_running is not None:
+            _check_count("max_running", self.max_running, 1, _MAX_COUNT)

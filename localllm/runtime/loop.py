@@ -6,6 +6,7 @@ requests in it; a loop that dies fails all of them and says so (`is_alive`).
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import time
@@ -53,13 +54,15 @@ class EngineLoop:
         return self._thread.is_alive() and not self._closing and self.death is None
 
     def start(self) -> None:
-        """Begin to work."""
+        """Begin to work, until `close` or the end of the process."""
         self._thread.start()
+        atexit.register(self.close)  # else the process takes its memory down under a forward, and crashes
 
     def close(self) -> None:
         """End the loop and free the engine; requests at work fail. Idempotent, waits for the step at work."""
         self.inbox.put(Close())
         self._thread.join()
+        atexit.unregister(self.close)
 
     def step(self) -> None:
         """Run one engine step: messages, draft, plan, edit, forward, accept and commit, checkpoint."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from localllm.runtime.sequence import Sequence
 
 STARVED_AFTER_S = 30.0
+_MANY_CLIENTS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,8 @@ class WaitingQueue:
         """Queue a newcomer behind its own client's earlier ones."""
         client = sequence.run.client
         turn = max(self._serving, self._last_round.get(client, -1) + 1)
+        if len(self._last_round) > 2 * len(self._tickets) + _MANY_CLIENTS:  # rounds that are over say nothing
+            self._last_round = {c: last for c, last in self._last_round.items() if last >= self._serving}
         self._last_round[client] = turn
         self._add(sequence, turn)
 

@@ -23,11 +23,10 @@ from localllm.runtime.sampling_params import Sampling
 from localllm.runtime.sequence import RequestRun, Sequence, Timeline
 from localllm.runtime.stop import StopMatcher, check_stops
 from localllm.runtime.stream import TokenStream
-from localllm.runtime.types import ChatRequest, CompletionRequest, GenerationOptions, Request
+from localllm.runtime.types import MAX_SEED, ChatRequest, CompletionRequest, GenerationOptions, Request
 
 MAX_CHOICES = 16
 MAX_TOP_LOGPROBS = 20
-MAX_SEED = 2**64 - 1
 _MAX_PRIORITY = 2**31
 _MAX_UNCOUNTED_CHARS = 2_000_000
 _MAX_CHARS_PER_TOKEN = 64  # on average over a whole prompt; the longest tokens of some vocabularies are longer

@@ -6,6 +6,8 @@ plan carries them, in order, before its rows. Mutated by the engine's thread alo
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
+
 from localllm.runtime.engine import Clear, CopyPrefix, Edit, EditOutcome, EditResult, EngineSpec, Rewind, Truncate
 from localllm.runtime.kv.prefix_cache import PrefixCache, PrefixHit
 from localllm.runtime.metrics import RuntimeStats
@@ -119,12 +121,26 @@ class Room:
         slot.is_settling = self.spec.max_rollback_tokens is not None
         self._edits.append(Truncate(slot.id, n_tokens))
 
-    def settled(self, slot_id: int, result: EditResult) -> None:
-        """Take over what the engine says a slot holds after its edits."""
-        slot = self.slots[slot_id]
-        if result.outcome is not EditOutcome.OK or result.n_valid < slot.n_held:
+    def settled(self, edits: Seq[Edit], results: Seq[EditResult]) -> None:
+        """Take over what the engine says the slots hold after their edits; a refused checkpoint is dropped."""
+        last = dict[int, EditResult]()
+        for edit, result in zip(edits, results, strict=True):
+            slot_id = _edited_slot(edit)
+            was_ok = slot_id not in last or last[slot_id].outcome is EditOutcome.OK
+            if isinstance(edit, Rewind) and result.outcome is EditOutcome.REFUSED and was_ok:
+                self.slots.drop_checkpoint(edit.checkpoint)
+            last[slot_id] = result
+        for slot_id, result in last.items():
+            slot = self.slots[slot_id]
             self.slots.cut(slot, min(result.n_valid, slot.n_held))
-        slot.first_held = result.first_held if slot.n_held else 0
+            slot.first_held = result.first_held if slot.n_held else 0
+
+    def distrust(self, edits: Seq[Edit]) -> list[Sequence]:
+        """Clear the slots of edits that the engine never answered; return the sequences that sit in others."""
+        slot_ids = {_edited_slot(edit) for edit in edits}
+        for slot_id in slot_ids - self._tenants.keys():
+            self._clear(self.slots[slot_id])
+        return [self._tenants[slot_id] for slot_id in slot_ids & self._tenants.keys()]
 
     def add_checkpoint(self, slot: Slot, blob: bytes) -> None:
         """Remember the state of `slot` at its present length; the oldest beyond a few are dropped."""
@@ -183,3 +199,7 @@ class Room:
         self._cache.remove(slot.id)
         self.slots.free(slot)
         self._edits.append(Clear(slot.id))
+
+
+def _edited_slot(edit: Edit) -> int:
+    return edit.dst if isinstance(edit, CopyPrefix) else edit.slot

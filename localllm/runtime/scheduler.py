@@ -17,7 +17,7 @@ from localllm.runtime.chunks import ChunkPolicy
 from localllm.runtime.config import RuntimeConfig
 from localllm.runtime.cost import StepCost
 from localllm.runtime.draft.base import Draft
-from localllm.runtime.engine import BatchItem, CopyPrefix, Edit, EditResult, EngineSpec, PrefixRule
+from localllm.runtime.engine import BatchItem, Edit, EditResult, EngineSpec, PrefixRule
 from localllm.runtime.metrics import RuntimeStats
 from localllm.runtime.order import WaitingQueue
 from localllm.runtime.plan import NO_DRAFT, PlannedItem, StepPlan
@@ -45,6 +45,7 @@ class Scheduler:
         self._n_admitted = 0
         self._is_full = False  # the engine had no room where the ledger saw some: wait for one to leave
         self._newly_seated: list[Sequence] = []
+        self._unsettled: tuple[Edit, ...] = ()  # of the plan at work, until the engine has answered
 
     @property
     def is_idle(self) -> bool:
@@ -91,14 +92,16 @@ class Scheduler:
             if items or not self._running:
                 break
             self._give_way()
-        edits, admitted, self._newly_seated = self._room.take_edits(), tuple(self._newly_seated), []
+        self._unsettled = edits = self._room.take_edits()
+        admitted = tuple(s for s in self._newly_seated if s.slot is not None)  # the rest gave way again
+        self._newly_seated = []
         self._publish()
         return StepPlan(edits, tuple(items), admitted) if items or edits else None
 
     def settle(self, plan: StepPlan, results: list[EditResult]) -> StepPlan:
         """Take over how the edits went: a slot that came out shorter computes from there in the next step."""
-        for slot_id, result in {_edited_slot(e): r for e, r in zip(plan.edits, results, strict=True)}.items():
-            self._room.settled(slot_id, result)
+        self._room.settled(plan.edits, results)
+        self._unsettled = ()
         for sequence in self.decoding:  # not only those in this step: a cut may have been refused
             if sequence.n_computed < sequence.n_tokens - 1:
                 sequence.phase = Phase.PREFILL
@@ -129,8 +132,9 @@ class Scheduler:
         """End the requests of a plan with an error; their slots are cleared."""
         for run in {id(p.sequence.run): p.sequence.run for p in plan.items}.values():
             self.fail_request(run, error)
-        for sequence in plan.admitted:
+        for sequence in (*plan.admitted, *self._room.distrust(self._unsettled)):
             self.fail_request(sequence.run, error)
+        self._unsettled = ()
         self._publish()
 
     def fail_request(self, run: RequestRun, error: LocalLLMError) -> None:
@@ -215,7 +219,7 @@ class Scheduler:
 
     def _decode_items(self, drafts: Mapping[Sequence, Draft]) -> list[PlannedItem]:
         """One row for every decoding sequence, with its draft where there is room for it."""
-        usable = self._chunks.drafts_that_fit(drafts, self.decoding)
+        usable = self._chunks.drafts_that_fit(drafts, self._running)
         while (decoding := self.decoding) and not self._room.free_up(
             sum(1 + len(usable.get(s, NO_DRAFT)) for s in decoding)
         ):
@@ -317,7 +321,3 @@ class Scheduler:
 def _tell(run: RequestRun, error: LocalLLMError) -> None:
     run.outbox = [events.Error(error.code, error.message, error.hint)]
     run.flush()
-
-
-def _edited_slot(edit: Edit) -> int:
-    return edit.dst if isinstance(edit, CopyPrefix) else edit.slot

@@ -77,6 +77,11 @@ class Service:
         return self._facts.tokenizer
 
     @property
+    def can_chat(self) -> bool:
+        """Say whether there is a chat template to render conversations with."""
+        return self._facts.template is not None
+
+    @property
     def is_alive(self) -> bool:
         """Say whether submitted work will be done."""
         return self._loop.is_alive

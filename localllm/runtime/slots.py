@@ -137,9 +137,10 @@ class Slots:
         dst.first_held = src.first_held
         dst.checkpoints = [c for c in src.checkpoints if c.n_tokens <= n_tokens]
 
-    def own_cells(self, slot: Slot) -> int:
-        """Cells that freeing this slot would give back."""
-        return sum(segment.n_tokens for segment in slot.segments if segment.n_holders == 1)
+    def drop_checkpoint(self, blob: bytes) -> None:
+        """Forget a checkpoint in every slot that keeps it."""
+        for slot in self._slots:
+            slot.checkpoints = [c for c in slot.checkpoints if c.blob is not blob]
 
     def check_integrity(self) -> None:
         """Raise AssertionError where the ledger does not add up; for tests and idle moments."""

@@ -13,6 +13,8 @@ Tokens: TypeAlias = Sequence[int]
 Message: TypeAlias = Mapping[str, Any]
 """One chat turn in OpenAI's shape: role, content (str, None or parts), tool_calls, tool_call_id, ..."""
 
+MAX_SEED = 2**64 - 1
+
 
 @dataclass(frozen=True, slots=True)
 class GenerationOptions:
