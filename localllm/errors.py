@@ -7,6 +7,13 @@ raise site says only what happened and what to do about it.
 from __future__ import annotations
 
 
+def pasteable(*words: str) -> str:
+    """Return a command for a hint, quoted so that pasting it into a shell runs these words and nothing else."""
+    import shlex
+
+    return shlex.join(words)
+
+
 class LocalLLMError(Exception):
     """A failure told to the user as one sentence and, where there is one, the next step.
 

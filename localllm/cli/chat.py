@@ -9,7 +9,7 @@ import typer
 
 from localllm.cli.completion import complete_model
 from localllm.cli.options import LoadFlags, OutputFlags, PromptFlags, SamplingFlags, TalkFlags
-from localllm.cli.output import Answer, Notes
+from localllm.cli.output import Answer, Notes, OutputClosed
 from localllm.cli.run import check_output, checked_timeout, name_model, open_service
 from localllm.errors import LocalLLMError, UsageError
 
@@ -46,9 +46,10 @@ def chat(
     from localllm.cli.chat_input import open_lines
     from localllm.cli.chat_session import Session
     from localllm.cli.conversation import Conversation
-    from localllm.cli.prompt_input import Question
+    from localllm.cli.prompt_input import Question, argument_text
     from localllm.cli.signals import Interrupts
     from localllm.cli.wishes import generation_options, load_config
+    from localllm.models.chat_template import missing
 
     out, notes = Answer(), Notes(quiet=talk.quiet, verbose=talk.verbose)
     _check_flags(asking, output)
@@ -57,8 +58,10 @@ def chat(
         attached = _attached(asking)
         config, lines = load_config(load, asking.template), open_lines()
         with open_service(name_model(Question(model, ""), notes), config, None, notes) as service:
+            if not service.can_chat:
+                raise missing(service.model.name)
             interrupts.rearm(None)
-            conversation = Conversation(asking.system)
+            conversation = Conversation(asking.system and argument_text(asking.system, "The system message"))
             session = Session(service, output, sampling, conversation, out=out, notes=notes, interrupts=interrupts)
             if lines.is_script:
                 _follow_script(session, lines, attached)
@@ -97,13 +100,16 @@ def _talk(session: Session, lines: Lines, attached: str) -> None:
             if was_stopped or stop.number != signal.SIGINT:
                 raise stop from None
             was_stopped = True
+            session.rearm()
             session.notes.say("\nCtrl-C again, or Ctrl-D, leaves")
         except AfterOutput as after:
             if not _may_go_on(after.cause):
                 raise
             was_stopped = isinstance(after.cause, Stopped) and after.cause.number == signal.SIGINT
             tell(after.cause, Manner())
-        except LocalLLMError as error:
+        except OutputClosed:
+            raise
+        except Exception as error:  # whatever it is: the conversation is not lost for it
             tell(error, Manner())
     raise LocalLLMError("The model's engine has stopped.", "start the chat again; /save keeps a conversation")
 

@@ -36,10 +36,13 @@ def is_command(text: str) -> bool:
 def run_command(session: Session, text: str) -> None:
     """Do what a slash command says. Raises UsageError for an unknown one or a bad argument."""
     name, _, argument = text.partition(" ")
+    argument = argument.strip()
     command = COMMANDS.get(name)
     if command is None:
         raise UsageError(f"There is no command {name}.", "/help lists them; begin a question with a space")
-    command(session, argument.strip())
+    if argument and name in _ALONE:
+        raise UsageError(f"{name} takes nothing, not {argument[:40]!r}.", f"{name} alone")
+    command(session, argument)
 
 
 def _system(session: Session, text: str) -> None:
@@ -55,16 +58,18 @@ def _set(session: Session, argument: str) -> None:
             session.notes.always(f"{field.name} = {'default' if value is None else value}")
         return
     name, _, value = argument.partition(" ")
-    name = name.replace("-", "_")
+    name, value = name.replace("-", "_"), value.strip()
     if name not in _PARSERS:
         raise UsageError(
             f"{name!r} cannot be set in a chat.", f"/set takes {', '.join(_PARSERS)}; the rest: localllm chat --help"
         )
-    session.set(replace(session.sampling, **{name: _parse(name, value.strip())}))
+    if not value:
+        raise UsageError(f"/set {name} needs a value.", f"/set {name} default goes back to the model's own")
+    session.set(replace(session.sampling, **{name: _parse(name, value)}))
 
 
 def _parse(name: str, text: str) -> Any:
-    if text in ("default", ""):
+    if text == "default":
         return None
     try:
         return _PARSERS[name](text)
@@ -111,7 +116,10 @@ def _load(session: Session, argument: str) -> None:
 def _path(argument: str, command: str) -> Path:
     if not argument:
         raise UsageError(f"{command} needs the name of a file.", f"{command} talk.json")
-    return Path(argument).expanduser()
+    try:
+        return Path(argument).expanduser()
+    except RuntimeError:
+        raise UsageError(f"{argument}: that home folder is not known.", f"{command} talk.json") from None
 
 
 def _tokens(session: Session, argument: str) -> None:
@@ -143,6 +151,8 @@ COMMANDS: Mapping[str, Callable[[Session, str], None]] = {
     "/clear": _clear,
     "/help": _help,
 }
+
+_ALONE = frozenset(("/regen", "/undo", "/tokens", "/stats", "/clear", "/help"))
 
 _PARSERS: Mapping[str, Callable[[str], Any]] = {
     "temperature": float,

@@ -60,6 +60,10 @@ class Session:
         self._n_repeats += 1
         self._turn(question, shorter)
 
+    def rearm(self) -> None:
+        """Let the next signal be a first one again."""
+        self._interrupts.rearm(None)
+
     def n_tokens(self) -> int:
         """Return how many tokens the conversation so far takes; 0 before the first turn."""
         messages = self.conversation.messages()

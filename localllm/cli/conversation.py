@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import stat
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,7 +46,7 @@ def save(conversation: Conversation, path: Path, model: str, sha256: str | None)
     Raises: UsageError where the file is there and is something else; LocalLLMError where it
     cannot be written.
     """
-    if path.exists():
+    if os.path.lexists(path):
         _refuse_foreign(path)
     body = {
         "v": VERSION,
@@ -53,6 +55,8 @@ def save(conversation: Conversation, path: Path, model: str, sha256: str | None)
         "messages": [message for message in conversation.messages() if message["role"] != "system"],
     }
     data = json.dumps(body, indent=1).encode()
+    if not path.name or "\0" in path.name:
+        raise UsageError(f"{str(path)!r} is no name for a file.", "/save talk.json")
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -62,18 +66,25 @@ def save(conversation: Conversation, path: Path, model: str, sha256: str | None)
             os.fsync(file.fileno())
         os.replace(part, path)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
         raise LocalLLMError(f"Cannot write {path}: {error.strerror}.", "/save to another place") from None
 
 
 def load(path: Path) -> Conversation:
     """Return the conversation of a file that `save` wrote. Raises UsageError saying what is wrong with it."""
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise _unfit(path, "it is too large")
-        body = json.loads(path.read_bytes())
-    except OSError as error:
-        raise UsageError(f"Cannot read {path}: {error.strerror}.", "/load FILE takes what /save wrote") from None
+        if stat.S_ISFIFO(path.stat().st_mode):  # which would wait for a writer
+            raise _unfit(path, "it is no file")
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"Cannot read {path}: {reason}.", "/load FILE takes what /save wrote") from None
+    if len(data) > MAX_FILE_BYTES:
+        raise _unfit(path, "it is too large")
+    try:
+        body = json.loads(data)
     except (ValueError, RecursionError):
         raise _unfit(path, "it is not JSON") from None
     if not isinstance(body, dict) or body.get("v") != VERSION:

@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 
-from localllm.cli.output import CLOSED_EXIT_CODE, Answer, OutputClosed, give_up_stdout, write_stderr
+from localllm.cli.output import CLOSED_EXIT_CODE, Answer, OutputClosed, give_up_stdout, legible, write_stderr
 from localllm.cli.signals import Interrupts, Stopped
 from localllm.errors import LocalLLMError, TimedOut, UsageError
 
@@ -100,7 +100,8 @@ def _tell_stop(stop: Stopped, manner: Manner) -> int:
 
 
 def _sentence(failure: LocalLLMError) -> None:
-    write_stderr(f"error: {failure.message}\n" + (f"hint: {failure.hint}\n" if failure.hint else ""))
+    hint = f"hint: {failure.hint}\n" if failure.hint else ""
+    write_stderr(legible(f"error: {failure.message}\n{hint}"))
 
 
 def _document(failure: LocalLLMError, manner: Manner) -> None:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from localllm.cli.tables import printable
 from localllm.errors import LocalLLMError
 
 CLOSED_EXIT_CODE = 141
@@ -103,7 +104,7 @@ class Notes:
         """Show `text` in place of the last progress; nothing where stderr is no terminal."""
         if self._shows_progress:
             self._has_progress = True
-            write_stderr(f"\r\x1b[K{text}")
+            write_stderr(f"\r\x1b[K{printable(text)}")
 
     def clear(self) -> None:
         """Take the progress line away."""
@@ -113,7 +114,15 @@ class Notes:
 
     def _line(self, text: str) -> None:
         self.clear()
-        write_stderr(text + "\n")
+        write_stderr(legible(text) + "\n")
+
+
+def legible(text: str) -> str:
+    """Return `text` with every control character escaped but the ends of lines.
+
+    Sentences quote names, files and templates, which must not steer the terminal.
+    """
+    return "\n".join(printable(line) for line in text.split("\n"))
 
 
 def write_stderr(text: str) -> None:

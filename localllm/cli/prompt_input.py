@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from localllm.errors import ContextOverflow, UsageError
+from localllm.errors import ContextOverflow, UsageError, pasteable
 
 MAX_BYTES = 64 << 20
 """More text than any context holds; reading stops here, so an endless pipe ends in a sentence."""
@@ -40,7 +40,7 @@ def read_question(arguments: Sequence[str], files: Sequence[Path], *, raw: bool,
     if piped is not None and STDIN not in files:
         extra.append(piped)
     model, prompt = split_arguments(arguments, has_text=any(text.strip() for text in extra))
-    parts = ([prompt] if prompt is not None else []) + extra
+    parts = ([argument_text(prompt, "The prompt")] if prompt is not None else []) + extra
     if not raw:
         parts = [text for text in (part.strip("\r\n") for part in parts) if text.strip()]
     joined = "\n\n".join(part for part in parts if part)
@@ -104,6 +104,17 @@ def decode(data: bytes, name: str) -> str:
         raise UsageError(f"{name} is not UTF-8 text: {bad}.", "convert it first: iconv -t UTF-8") from None
 
 
+def argument_text(text: str, name: str) -> str:
+    """Return an argument as the UTF-8 text that it is, whatever the locale made of its bytes.
+
+    Raises: UsageError where its bytes are no UTF-8.
+    """
+    try:
+        return os.fsencode(text).decode("utf-8")
+    except UnicodeError:
+        raise UsageError(f"{name} is not UTF-8 text.", "convert it first: iconv -t UTF-8") from None
+
+
 def _texts(files: Sequence[Path], piped: str | None) -> list[str]:
     if list(files).count(STDIN) > 1:
         raise UsageError("Stdin is named twice: -f - can be given once.")
@@ -140,4 +151,4 @@ def _is_path(argument: str) -> bool:
 
 
 def _example(model: str | None) -> str:
-    return f"localllm run {model or 'MODEL'} 'your question' (or pipe text in; localllm run --help)"
+    return f"{pasteable('localllm', 'run', model or 'MODEL', 'your question')} (or pipe text in; localllm run --help)"

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Annotated
 
 from localllm.cli.options import Json, Model, TalkFlags, option
-from localllm.errors import ModelNotFound, UsageError
+from localllm.errors import ModelNotFound, UsageError, pasteable
 
 if TYPE_CHECKING:
     from localllm.models.store import Store, StoredModel
@@ -41,7 +41,9 @@ def _name_in_store(text: str) -> str:
 
     match reference.parse(text):
         case reference.LocalPath(path):
-            raise UsageError(f"{path} is a file used in place; localllm does not delete it.", f"rm -i {path}")
+            raise UsageError(
+                f"{path} is a file used in place; localllm does not delete it.", pasteable("rm", "-i", str(path))
+            )
         case reference.HubRef() | reference.PypiRef() | reference.Alias() as ref:
             return ref.name
         case reference.StoredName(name):

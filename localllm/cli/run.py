@@ -79,7 +79,11 @@ def build_request(prompt: str, asking: PromptFlags, options: GenerationOptions) 
 
     if asking.raw:
         return CompletionRequest(prompt, options)
-    system = [{"role": "system", "content": asking.system}] if asking.system else []
+    from localllm.cli.prompt_input import argument_text
+
+    system = (
+        [{"role": "system", "content": argument_text(asking.system, "The system message")}] if asking.system else []
+    )
     return ChatRequest((*system, {"role": "user", "content": prompt}), options)
 
 

@@ -52,19 +52,22 @@ def apply_settings(context: typer.Context) -> None:
 def read_settings(path: Path) -> dict[str, Any]:
     """Return the file's table; empty where there is no file. Raises UsageError where it is no TOML."""
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise UsageError(f"{path} is too large for a settings file.", "localllm config path")
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            data = file.read(_MAX_BYTES + 1)
     except FileNotFoundError:
         if os.environ.get(PATH_VARIABLE):
             raise UsageError(f"{PATH_VARIABLE} names {path}, which is not there.", f"unset {PATH_VARIABLE}") from None
         return {}
     except OSError as error:
         raise UsageError(f"Cannot read {path}: {error.strerror}.", "localllm config path") from None
+    if len(data) > _MAX_BYTES:
+        raise UsageError(f"{path} is too large for a settings file.", "localllm config path")
     import tomllib
 
     try:
         return tomllib.loads(data.decode("utf-8"))
+    except RecursionError:
+        raise UsageError(f"{path} is not TOML: it is nested too deeply.", "correct it or move it away") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"{path} is not TOML: {error}.", "correct it or move it away") from None
 

@@ -1,7 +1,7 @@
 """What ends a command early: Ctrl-C, SIGTERM and `--timeout`, as one little state machine.
 
-While nothing is being answered, a signal raises here and now. While an answer runs, the first
-one cancels it, so that what there is can be kept; the second leaves the process at once.
+While nothing is being answered, the first signal raises here and now. While an answer runs, it
+cancels that, so that what there is can be kept. The second leaves the process at once.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class Interrupts:
         self._timeout_s = timeout_s
         self._previous: dict[signal.Signals, object] = {}
         self._cancel: Callable[[], None] | None = None
+        self._is_leaving = False
         self.stopped: Stopped | None = None
 
     def __enter__(self) -> Interrupts:
@@ -71,12 +72,15 @@ class Interrupts:
 
     def rearm(self, timeout_s: float | None) -> None:
         """Forget a stop that was dealt with, and let the time limit count anew."""
-        self.stopped = None
+        self.stopped, self._is_leaving = None, False
         signal.setitimer(signal.ITIMER_REAL, 0 if timeout_s is None else max(timeout_s, 1e-6))
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         stop = Stopped(number)
         if self._cancel is None:
+            if self._is_leaving:  # raised into what cleans up after the first, it would be mistaken for a failure
+                leave(stop.exit_code)
+            self._is_leaving = True
             raise stop
         if self.stopped is not None:
             leave(stop.exit_code)

@@ -37,11 +37,14 @@ def tokens(
     """
     if encode and decode:
         raise UsageError("--encode and --decode exclude each other.", "leave one of them out")
-    given = _checked(text) if text is not None else _stdin_text(talk.quiet)
+    from localllm.cli.prompt_input import argument_text
+
+    given = argument_text(text, "TEXT") if text is not None else _stdin_text(talk.quiet)
     wanted = _parse_ids(given) if decode else None
     from localllm import compose
+    from localllm.cli.signals import in_thread
 
-    with closing(compose.open_tokenizer(model)) as opened:
+    with closing(in_thread(lambda: compose.open_tokenizer(model))) as opened:
         if wanted is not None:
             _decode(opened.tokenizer, wanted, json)
         else:
@@ -86,15 +89,6 @@ def _parse_ids(text: str) -> list[int]:
     if wrong is not None:
         raise UsageError(f"{wrong[:40]!r} is not a token id.", "localllm tokens MODEL --decode '1 2 3'")
     return [int(word) for word in words]
-
-
-def _checked(text: str) -> str:
-    """Return an argument that is text: a shell can pass any bytes, which Python keeps as lone surrogates."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise UsageError("TEXT is not UTF-8 text.", "pipe it through iconv -t UTF-8") from error
-    return text
 
 
 def _stdin_text(quiet: bool) -> str:

