@@ -137,11 +137,23 @@ def test_settings_can_be_shown_changed_and_reset(cli: Cli, opened: Opened) -> No
         "/set top_k x",
         "/set temperature -1",
         "/set seed -1",
+        "/set temperature",
+        "/set seed 18446744073709551616",
         "/undo",
         "/regen",
         "/stats",
         "/save",
+        "/save ~nobody-here/c.json",
+        "/save a\0b",
+        "/save /",
+        f"/save {'x' * 300}",
         "/load",
+        "/load a\0b",
+        "/load ~nobody-here/c.json",
+        "/load /dev/zero",
+        "/clear all",
+        "/undo 2",
+        "/tokens please",
         "/load /no/such/file",
         "/what",
     ],
@@ -154,6 +166,30 @@ def test_bad_commands_are_told_and_the_talk_goes_on(
     assert (result.code, result.out) == (0, "Hello there.\n")
     assert "error: " in result.err
     assert "hint: " in result.err
+
+
+def test_unexpected_failure_does_not_end_the_talk(cli: Cli, opened: Opened, typed: Callable[..., Typed]) -> None:
+    typed("one", ZeroDivisionError("secret"), "two")
+    result = cli("chat", "m")
+    assert (result.code, result.out) == (0, "Hello there.\n" * 2)
+    assert "ZeroDivisionError" in result.err
+    assert "secret" not in result.err
+
+
+def test_model_without_a_template_is_refused_before_the_first_question(
+    cli: Cli, opened: Opened, typed: Callable[..., Typed]
+) -> None:
+    opened.template = None
+    typed("never asked")
+    result = cli("chat", "m")
+    assert (result.code, result.out) == (2, "")
+    assert "--template" in result.err
+
+
+def test_load_does_not_wait_for_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="no file"):
+        load(tmp_path / "pipe")
 
 
 def test_clear_forgets_the_turns(cli: Cli, opened: Opened) -> None:
@@ -224,6 +260,22 @@ def test_second_interrupt_at_the_prompt_leaves(cli: Cli, opened: Opened, typed: 
     typed(KeyboardInterrupt(), KeyboardInterrupt(), "never asked")
     result = cli("chat", "m")
     assert (result.code, result.out) == (130, "")
+
+
+def test_interrupt_at_the_prompt_is_dealt_with_and_the_next_is_a_first_one(
+    cli: Cli, opened: Opened, typed: Callable[..., Typed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = typed("one", "two")
+    interrupting = iter((True, False, True, False))
+
+    def read(prompt: str) -> str:
+        if next(interrupting, False):
+            signal.raise_signal(signal.SIGINT)
+        return Typed.read(terminal, prompt)
+
+    monkeypatch.setattr(terminal, "read", read)
+    result = cli("chat", "m")
+    assert (result.code, result.out) == (0, "Hello there.\n" * 2)
 
 
 def test_interrupt_is_forgotten_after_the_next_line(cli: Cli, opened: Opened, typed: Callable[..., Typed]) -> None:

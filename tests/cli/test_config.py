@@ -72,6 +72,8 @@ def test_one_text_will_do_for_a_repeatable_flag(cli: Cli, opened: Opened, settin
         ('flash_attn = "maybe"', "flash_attn", ""),
         ("[run]\nmax_tokens = 3", "run", ""),
         ("max_tokens = ", "TOML", ""),
+        ("a = " + "[" * 100_000, "TOML", ""),
+        ("a = " + "1" * 2_000_000, "large", ""),
     ],
 )
 @pytest.mark.parametrize("argv", [["run", "m", "hi"], ["config", "show"]])
@@ -85,6 +87,13 @@ def test_bad_file_is_named_with_its_key(
     assert key in result.err
     assert hint in result.err
     assert opened.calls == []
+
+
+def test_endless_file_is_not_read_to_its_end(cli: Cli, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCALLLM_CONFIG", "/dev/zero")
+    result = cli("run", "m", "hi")
+    assert (result.code, opened.calls) == (2, [])
+    assert "too large" in result.err
 
 
 def test_file_that_is_named_must_be_there(cli: Cli, opened: Opened, settings: Path) -> None:

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from localllm.cli.failures import Manner, tell
 from localllm.cli.fences import FenceExtractor
 from localllm.cli.output import Answer, Notes
 from localllm.cli.render import Outcome, TextEncoder, stats_line
+from localllm.errors import UsageError
 from localllm.runtime import events
 
 
@@ -114,6 +116,15 @@ def test_quiet_keeps_only_what_was_asked_for(capsys: pytest.CaptureFixture[str])
     notes.explain("b")
     notes.always("c")
     assert capsys.readouterr().err == "c\n"
+
+
+def test_sentences_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    Notes().say("a \x1b[31mred\u202e name\nand a second line")
+    tell(UsageError("no \x1b]0;title\x07", "localllm run 'x\x9b'"), Manner())
+    err = capsys.readouterr().err
+    assert all(c.isprintable() or c == "\n" for c in err)
+    assert err.count("\n") == 4
+    assert "red" in err
 
 
 def test_lost_stderr_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:

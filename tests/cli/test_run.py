@@ -8,10 +8,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from localllm.cli import signals
+from localllm.cli.prompt_input import argument_text
 from localllm.errors import ContextOverflow, ModelNotFound, NotEnoughMemory
 from localllm.models.catalog import DEFAULT_ALIAS
 from tests.cli.conftest import Opened, Result
@@ -127,6 +130,12 @@ def test_raw_prompt_is_sent_as_it_is(cli: Cli, opened: Opened) -> None:
         ["-t", "-1"],
         ["--top-p", "2"],
         ["--seed", "-1"],
+        ["--seed", "18446744073709551616"],
+        ["--threads", "99999999"],
+        ["--stop", "caf\udce9"],
+        [word for place in range(17) for word in ("--stop", str(place))],
+        ["-s", "caf\udce9"],
+        ["--repeat-penalty", "1e-300"],
         ["--stop", ""],
         ["--ctx", "many"],
         ["--ctx", "0"],
@@ -336,6 +345,33 @@ def test_signal_during_the_load_leaves_at_once(cli: Cli, opened: Opened, number:
         loading.set()
     assert (result.code, result.out, result.err) == (code, "", "")
     assert time.monotonic() - started_s < 10
+
+
+def test_second_signal_leaves_and_is_never_mistaken_for_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[int] = []
+    monkeypatch.setattr(signals, "leave", left.append)
+
+    def work() -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:  # what cleans up, such as a lock's release in the standard library
+            with suppress(signals.Stopped):
+                signal.raise_signal(signal.SIGINT)
+
+    with signals.Interrupts(), pytest.raises(signals.Stopped):
+        work()
+    assert left == [130]
+
+
+@pytest.mark.parametrize("text", ["caf\udce9", "\ud800"])
+def test_prompt_that_is_no_utf8_is_refused_before_loading(cli: Cli, opened: Opened, text: str) -> None:
+    result = cli("run", "m", text)
+    assert (result.code, result.out, opened.calls) == (2, "", [])
+    assert "UTF-8" in result.err
+
+
+def test_utf8_argument_of_an_ascii_locale_is_what_was_typed() -> None:
+    assert argument_text("Gr\udcc3\udcb6\udcc3\udc9fe", "x") == "Größe"
 
 
 @pytest.mark.parametrize("flags", [[], ["--json"], ["--jsonl"]])

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import signal
 import sys
+import threading
 import types
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -102,6 +107,24 @@ def test_refusals(cli: Cli, vocabulary: list[str], argv: list[str], stdin: bytes
     result = cli("tokens", "m", *argv, stdin=stdin)
     assert (result.code, result.out) == (2, "")
     assert said in result.err
+
+
+def test_interrupt_within_native_code_ends_it(cli: Cli, vocabulary: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(model: str) -> Any:
+        done = threading.Event()
+
+        def called_back() -> None:  # as llama.cpp calls back to log; an exception raised there would be lost
+            os.kill(os.getpid(), signal.SIGINT)
+            done.wait(0.2)
+
+        ctypes.CFUNCTYPE(None)(called_back)()
+        return opened_before(model)
+
+    stand_in: Any = sys.modules["localllm.compose"]
+    opened_before = stand_in.open_tokenizer
+    monkeypatch.setattr(stand_in, "open_tokenizer", load)
+    result = cli("tokens", "m", "hello")
+    assert (result.code, result.out, result.err) == (130, "", "")
 
 
 def test_vocabulary_without_weights_is_enough(cli: Cli, shared: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import unicodedata
 from pathlib import Path
 
@@ -51,6 +52,22 @@ def test_names_are_compared_composed(store: Store, here: Path, form: str) -> Non
     path.write_bytes(GGUF)
     typed = "./" + unicodedata.normalize(other, "Äpfel/ü-é.gguf")
     assert os.path.samefile(resolve(typed, store).path, path)
+
+
+@pytest.mark.parametrize("name", ["a b.gguf", "$(touch pwned).gguf", "it's; rm -rf x.gguf"])
+def test_a_hint_runs_what_it_names_and_nothing_else(tmp_path: Path, store: Store, name: str) -> None:
+    (tmp_path / name).write_bytes(b"GGUF")
+    with pytest.raises(ModelNotFound) as refused:
+        resolve(str(tmp_path / "other.gguf"), store)
+    assert shlex.split(refused.value.hint) == ["localllm", "run", str(tmp_path / name)]
+
+
+def test_a_vanished_working_folder_is_a_sentence(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(ModelNotFound, match="gone"):
+        resolve("./m.gguf", store)
 
 
 def test_a_tilde_is_the_home_folder(store: Store, isolated_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
