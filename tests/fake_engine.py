@@ -144,6 +144,8 @@ class FakeEngine:
         self.edits: list[Edit] = []
         self.computed: list[tuple[int, int]] = []  # (slot, position) of every row ever run
         self.broken: list[str] = []
+        self.n_no_room = 0
+        self.n_checkpoints = 0
         self.closed = False
         self._script = script
         self._noise = np.random.default_rng(7).normal(0, noise, (64, spec.n_vocab)).astype(np.float32)
@@ -249,6 +251,7 @@ class FakeEngine:
             self._on_forward(batch)
         self._check_batch(batch)
         if self._n_forwards in self._short_rooms or self.used_cells() + batch.n_rows > self._room_tokens:
+            self.n_no_room += 1
             raise NoRoom
         if self._n_forwards in self._fail_forwards:
             raise EngineError("the fake engine fails here")
@@ -310,6 +313,7 @@ class FakeEngine:
     def checkpoint(self, slot: int) -> bytes:
         """Return the tokens so far: enough to tell a wrong rewind."""
         self._check(not self.slots[slot].settling, "a pending slot is checkpointed")
+        self.n_checkpoints += 1
         return np.asarray(self.slots[slot].tokens, np.int32).tobytes()
 
     def embed(self, inputs: Sequence[Sequence[int]]) -> np.ndarray:
