@@ -19,6 +19,8 @@ from localllm.cli.settings import apply_settings, config_path
 COMPLETION_VARIABLE = "_LOCALLLM_COMPLETE"
 """Set by the shell's completion script when it asks what could come next."""
 
+_EPILOG = "To begin: localllm run 'Why is the sky blue?' (its flags: run --help)"
+
 
 def run_command(argv: Sequence[str], verbs: Sequence[str], groups: Sequence[str]) -> int:
     """Run one command line; return its exit code. Failures are told on stderr, never as a traceback.
@@ -47,7 +49,14 @@ def run_command(argv: Sequence[str], verbs: Sequence[str], groups: Sequence[str]
 
 def build_app(verbs: Sequence[str], groups: Sequence[str]) -> typer.Typer:
     """Return the command with these verbs; nothing heavy is imported."""
-    app = typer.Typer(name="localllm", rich_markup_mode=None, no_args_is_help=True, pretty_exceptions_enable=False)
+    app = typer.Typer(
+        name="localllm",
+        rich_markup_mode=None,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        epilog=_EPILOG,
+        context_settings={"help_option_names": ["-h", "--help"]},  # contexts below inherit it
+    )
     app.callback()(_root)
     for verb in verbs:
         app.command(verb)(command(getattr(import_module(f"localllm.cli.{verb}"), verb)))

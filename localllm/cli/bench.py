@@ -13,8 +13,9 @@ from localllm.cli.options import Json, LoadFlags, command, option
 from localllm.cli.output import Answer, Notes
 from localllm.errors import UsageError
 
+_FORMAT_HELP = "Markdown (the default), one JSON document, JSON lines or CSV."
 Form: TypeAlias = Literal["md", "json", "jsonl", "csv"]
-Format: TypeAlias = Annotated[Form | None, option("--format", help="Markdown, one JSON document, JSON lines or CSV.")]
+Format: TypeAlias = Annotated[Form | None, option("--format", metavar="md|json|jsonl|csv", help=_FORMAT_HELP)]
 MaybeModel: TypeAlias = Annotated[
     str | None,
     typer.Argument(
@@ -31,7 +32,7 @@ class EngineUnlessNamed(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put `engine` in front of what does not begin with a sub-command or ask for help."""
-        if not args or (args[0] not in self.commands and args[0] != "--help"):
+        if not args or (args[0] not in self.commands and args[0] not in ctx.help_option_names):
             args = ["engine", *args]
         return super().parse_args(ctx, args)
 
@@ -40,7 +41,7 @@ def build() -> typer.Typer:
     """Return the group of verbs."""
     app = typer.Typer(
         cls=EngineUnlessNamed,
-        help="Measure a model on this machine (bench MODEL is short for bench engine MODEL).",
+        help="Measure a model on this machine.",
         subcommand_metavar="[engine] [MODEL]",
     )
     app.callback()(_group)
@@ -49,11 +50,17 @@ def build() -> typer.Typer:
 
 
 def _group() -> None:
-    """Measure a model on this machine: `bench MODEL` is short for `bench engine MODEL`."""
+    """Measure a model on this machine.
+
+    bench MODEL is short for bench engine MODEL.
+    """
 
 
 def engine(model: MaybeModel = None, format: Format = None, json: Json = False, *, load: LoadFlags) -> None:
-    """Measure prefill, decode, start and memory in process, against a bare loop over llama.cpp."""
+    """Measure prefill, decode, start and memory.
+
+    In process, against a bare loop over llama.cpp; a quiet machine gives the best figures.
+    """
     if json and format not in (None, "json"):
         raise UsageError(f"--json is short for --format json; --format {format} asks for another.", "leave one out")
     form: Form = "json" if json else format or "md"

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 HELP = """\
 /system [TEXT]     show or set the system message ("" removes it)
-/set [NAME VALUE]  show or set temperature, top_p, top_k, min_p, repeat_penalty, max_tokens, seed, stop
-                   (VALUE default goes back to the model's own)
+/set [NAME VALUE]  show or set temperature, top_p, top_k, min_p, repeat_penalty,
+                   max_tokens, seed, stop (VALUE default: the model's own)
 /regen             answer the last question again
 /undo              take the last turn back
 /save FILE         write the conversation
@@ -24,8 +24,9 @@ HELP = """\
 /stats             counts and speeds of the last answer
 /clear             forget the conversation, keep the system message
 /help              this list
-Several lines: end a line with \\, or put them between \"\"\" and \"\"\". A text that begins with / needs a
-space before it. Ctrl-C stops an answer, a second one leaves; so does Ctrl-D."""
+Several lines: end a line with \\, or put them between \"\"\" and \"\"\".
+A text that begins with / needs a space before it.
+Ctrl-C stops an answer, a second one leaves; so does Ctrl-D."""
 
 
 def is_command(text: str) -> bool:
@@ -38,6 +39,8 @@ def run_command(session: Session, text: str) -> None:
     name, _, argument = text.partition(" ")
     argument = argument.strip()
     command = COMMANDS.get(name)
+    if command is None and name in _LEAVING:
+        raise UsageError(f"There is no command {name}.", "Ctrl-D leaves")
     if command is None:
         raise UsageError(f"There is no command {name}.", "/help lists them; begin a question with a space")
     if argument and name in _ALONE:
@@ -152,6 +155,7 @@ COMMANDS: Mapping[str, Callable[[Session, str], None]] = {
     "/help": _help,
 }
 
+_LEAVING = frozenset(("/exit", "/quit", "/bye", "/q"))  # of other programs
 _ALONE = frozenset(("/regen", "/undo", "/tokens", "/stats", "/clear", "/help"))
 
 _PARSERS: Mapping[str, Callable[[str], Any]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -78,13 +79,30 @@ def usage_failure(error: typer.TyperException) -> UsageError:
     """Return a command line that could not be read as a sentence that names the source and the way out."""
     context: Any = getattr(error, "ctx", None)
     parameter: Any = getattr(error, "param", None)
-    message = error.format_message()
     path = context.command_path if context else "localllm"
+    message, hint = _close_to(error) or error.format_message(), f"{path} --help"
     if parameter is not None and context and context.get_parameter_source(parameter.name).name == "ENVIRONMENT":
-        message = f"{parameter.envvar} in the environment: {error.message}"
+        message, hint = f"{parameter.envvar} in the environment: {error.message}", f"unset {parameter.envvar}"
     if "unexpected extra argument" in message:
         message += " (a text of several words needs quotes)"
-    return UsageError(message.rstrip(".") + ".", f"{path} --help")
+    message = _INNER_TYPE.sub(lambda found: f"is not a {_TYPES[found[1]]}", message).rstrip(".")
+    return UsageError(message if message.endswith("?") else message + ".", hint)
+
+
+_INNER_TYPE = re.compile("is not a valid (int|float)(?: range)?")
+_TYPES = {"int": "whole number", "float": "number"}
+
+
+def _close_to(error: typer.TyperException) -> str | None:
+    """Return a sentence for an unknown flag with the one that looks most like it; the dashes alone are no likeness."""
+    name, flags = getattr(error, "option_name", None), getattr(error, "possibilities", None)
+    if name is None or not flags:
+        return None
+    import difflib
+
+    bare = {flag.lstrip("-"): flag for flag in flags}
+    close = [bare[match] for match in difflib.get_close_matches(name.lstrip("-"), bare, 1)]
+    return f"No such option: {name}." + (f" Did you mean {close[0]}?" if close else "")
 
 
 def _tell_stop(stop: Stopped, manner: Manner) -> int:

@@ -27,6 +27,9 @@ def option(*spellings: str, help: str, **more: Any) -> Any:
     return typer.Option(*spellings, help=help, envvar=ENV_PREFIX + name, **{**_SHARED, **more})
 
 
+_CTX_HELP = "Context in tokens; auto: as large as needed, in a chat 8192 at most."
+_FILE_HELP = "Text to add to the prompt, or to the first question of a chat; repeatable; - is stdin (run)."
+
 Model: TypeAlias = Annotated[
     str, typer.Argument(metavar="MODEL", help="File, directory, hf:org/repo[@revision][:QUANT], alias or stored name.")
 ]
@@ -36,7 +39,7 @@ Verbose: TypeAlias = Annotated[
 ]
 Quiet: TypeAlias = Annotated[bool, option("--quiet", "-q", help="Nothing on stderr but errors.")]
 Memory: TypeAlias = Annotated[bool, option("--memory", help="Estimate the memory it takes.")]
-Ctx: TypeAlias = Annotated[str, option("--ctx", metavar="N|auto", help="Context in tokens.")]
+Ctx: TypeAlias = Annotated[str, option("--ctx", metavar="N|auto", help=_CTX_HELP)]
 Kv: TypeAlias = Annotated[str, option("--kv", metavar="TYPE|K:V", help="KV cache type: f16, q8_0 or q4_0.")]
 
 
@@ -54,9 +57,16 @@ class LoadFlags:
 
     ctx: Ctx = "auto"
     kv: Kv = "f16"
-    flash_attn: Annotated[Literal["auto", "on", "off"], option("--flash-attn", help="Flash attention.")] = "auto"
-    gpu: Annotated[str, option("--gpu", metavar="auto|off|all|N", help="Layers on the device.")] = "auto"
-    threads: Annotated[str, option("--threads", metavar="N|auto", help="Threads that compute.")] = "auto"
+    flash_attn: Annotated[
+        Literal["auto", "on", "off"],
+        option("--flash-attn", metavar="auto|on|off", help="Flash attention; a quantised V cache needs it."),
+    ] = "auto"
+    gpu: Annotated[str, option("--gpu", metavar="auto|off|all|N", help="Layers on the GPU; auto: as many as fit.")] = (
+        "auto"
+    )
+    threads: Annotated[
+        str, option("--threads", metavar="N|auto", help="Threads that compute; auto: one a fast core.")
+    ] = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,27 +75,55 @@ class SamplingFlags:
 
     max_tokens: Annotated[
         int | None,
-        option("--max-tokens", "-n", min=1, help="Longest answer; default: the rest of the context, at most 2048."),
+        option(
+            "--max-tokens",
+            "-n",
+            min=1,
+            metavar="N",
+            help="Longest answer in tokens. Default: the rest of the context, at most 2048.",
+        ),
     ] = None
-    temperature: Annotated[float | None, option("--temperature", "-t", help="0 = always the likeliest.")] = None
-    top_p: Annotated[float | None, option("--top-p", help="Likeliest tokens that hold this share.")] = None
-    top_k: Annotated[int | None, option("--top-k", help="Only the K likeliest; 0 = all.")] = None
-    min_p: Annotated[float | None, option("--min-p", help="Drop below this share of the likeliest.")] = None
-    repeat_penalty: Annotated[float | None, option("--repeat-penalty", help="Weaken repeated tokens; 1 = off.")] = None
-    seed: Annotated[int | None, option("--seed", help="Same seed, same draws.")] = None
-    stop: Annotated[list[str] | None, option("--stop", help="End before this text; repeatable.")] = None
+    temperature: Annotated[
+        float | None,
+        option(
+            "--temperature",
+            "-t",
+            metavar="X",
+            help="0 = always the likeliest token. Default: the model's own, else 0.8.",
+        ),
+    ] = None
+    top_p: Annotated[
+        float | None,
+        option("--top-p", metavar="X", help="Only the likeliest tokens that hold this share; 1 = all."),
+    ] = None
+    top_k: Annotated[int | None, option("--top-k", metavar="N", help="Only the N likeliest tokens; 0 = all.")] = None
+    min_p: Annotated[
+        float | None,
+        option(
+            "--min-p",
+            metavar="X",
+            help="Drop tokens below this share of the likeliest one. Default: the model's own, else 0.05.",
+        ),
+    ] = None
+    repeat_penalty: Annotated[
+        float | None, option("--repeat-penalty", metavar="X", help="Weaken repeated tokens; 1 = off.")
+    ] = None
+    seed: Annotated[
+        int | None, option("--seed", metavar="N", help="Same seed, same draws. Default: a new one each time.")
+    ] = None
+    stop: Annotated[list[str] | None, option("--stop", metavar="TEXT", help="End before this text; repeatable.")] = None
 
 
 @dataclass(frozen=True, slots=True)
 class PromptFlags:
     """What is asked, beside the prompt itself."""
 
-    system: Annotated[str | None, option("--system", "-s", help="System message.")] = None
-    file: Annotated[
-        list[Path] | None, option("--file", "-f", help="Text to add to the prompt; repeatable; - is stdin.")
-    ] = None
+    system: Annotated[str | None, option("--system", "-s", metavar="TEXT", help="System message.")] = None
+    file: Annotated[list[Path] | None, option("--file", "-f", metavar="FILE", help=_FILE_HELP)] = None
     raw: Annotated[bool, option("--raw", help="Send the prompt as it is, without the chat template.")] = False
-    template: Annotated[Path | None, option("--template", help="Chat template to use instead of the model's.")] = None
+    template: Annotated[
+        Path | None, option("--template", metavar="FILE", help="Chat template to use instead of the model's.")
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)

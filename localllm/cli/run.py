@@ -91,12 +91,11 @@ def name_model(question: Question, notes: Notes) -> str:
     """Return the model to load; tell which one where none was named, and what else would fit here."""
     if question.model is not None:
         return question.model
-    from localllm.models import catalog, memory
+    from localllm.models import catalog
+    from localllm.models.available import total_bytes
 
     notes.say(f"no model named: this is {catalog.DEFAULT_ALIAS}")
-    better = [
-        entry.alias for entry in catalog.best_for(memory.available_bytes()) if entry.alias != catalog.DEFAULT_ALIAS
-    ]
+    better = [entry.alias for entry in catalog.best_for(total_bytes()) if entry.alias != catalog.DEFAULT_ALIAS]
     if better:
         notes.say(f"this machine could also use {', '.join(better)} (localllm pull {better[0]})")
     return catalog.DEFAULT_ALIAS

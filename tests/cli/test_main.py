@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -38,6 +39,17 @@ def test_each_verb_has_help(cli: Cli, verb: str) -> None:
     assert result.out.startswith(f"Usage: localllm {verb}")
 
 
+@pytest.mark.parametrize("verb", [[], ["run"], ["bench"], ["bench", "engine"], ["config", "show"]])
+def test_short_help_is_help(cli: Cli, verb: list[str]) -> None:
+    assert cli(*verb, "-h") == cli(*verb, "--help")
+
+
+def test_no_help_shows_the_inner_name_of_a_type_or_cuts_a_sentence(cli: Cli) -> None:
+    for verb in ([], *([verb] for verb in main.VERBS), ["bench"], ["bench", "engine"], ["config"], ["config", "show"]):
+        text = cli(*verb, "--help").out
+        assert not re.search(r"<\w[\w ]*>|\w\.\.\.$", text, re.MULTILINE), text
+
+
 def test_version(cli: Cli) -> None:
     assert cli("--version") == Result(0, f"localllm {__version__}\n", "")
 
@@ -55,6 +67,34 @@ def test_unknown_words_are_a_sentence_and_exit_2(cli: Cli, argv: list[str]) -> N
     assert (result.code, result.out) == (2, "")
     assert result.err.startswith("error: ")
     assert "--help" in result.err
+
+
+@pytest.mark.parametrize(
+    ("argv", "message", "hint"),
+    [
+        (["run", "--bogus"], "No such option: --bogus.", "localllm run --help"),
+        (["run", "--temprature"], "No such option: --temprature. Did you mean --temperature?", "localllm run --help"),
+        (["rum"], "No such command 'rum'. Did you mean 'rm', 'run'?", "localllm --help"),
+        (
+            ["run", "m", "hi", "-n", "x"],
+            "Invalid value for '--max-tokens' / '-n': 'x' is not a whole number.",
+            "localllm run --help",
+        ),
+        (["run", "m", "hi", "-t", "x"], "Invalid value for '--temperature' / '-t': 'x' is not a number.", None),
+    ],
+)
+def test_a_mistyped_line_is_told_in_plain_words(cli: Cli, argv: list[str], message: str, hint: str | None) -> None:
+    result = cli(*argv)
+    assert result.err == f"error: {message}\nhint: {hint or 'localllm run --help'}\n"
+
+
+def test_a_bad_variable_is_named_with_the_way_to_be_rid_of_it(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCALLLM_TOP_K", "abc")
+    result = cli("run", "m", "hi")
+    assert (result.code, result.err) == (
+        2,
+        "error: LOCALLLM_TOP_K in the environment: 'abc' is not a whole number.\nhint: unset LOCALLLM_TOP_K\n",
+    )
 
 
 def test_usage_error_under_json_is_a_document_too(cli: Cli) -> None:
