@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from localllm.backends import registry
 from localllm.backends.placement import Machine, Placement, place
-from localllm.errors import UsageError, pasteable
+from localllm.errors import UsageError
 from localllm.models import memory
 from localllm.models.info import ModelInfo, read_info, require_generation
 from localllm.models.resolve import ModelFile, resolve

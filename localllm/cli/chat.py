@@ -54,7 +54,7 @@ def chat(
     out, notes = Answer(), Notes(quiet=talk.quiet, verbose=talk.verbose)
     _check_flags(asking, output)
     generation_options(sampling)
-    with Interrupts(checked_timeout(output.timeout)) as interrupts:
+    with Interrupts(checked_timeout(output.timeout), outlives_answers=True) as interrupts:
         attached = _attached(asking)
         config, lines = load_config(load, asking.template), open_lines()
         with open_service(name_model(Question(model, ""), notes), config, None, notes) as service:

@@ -16,7 +16,7 @@ from types import FrameType, TracebackType
 from typing import TypeVar
 
 GRACE_S = 5.0
-"""How long a cancelled answer may take to end before SIGTERM and `--timeout` leave without it."""
+"""How long a cancelled answer may take to end before the command leaves without it."""
 
 EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGALRM: 124}
 
@@ -35,13 +35,16 @@ class Stopped(KeyboardInterrupt):
 class Interrupts:
     """The signal handlers of one command, as a context manager; main thread only.
 
-    `timeout_s` starts to count on entry and covers everything inside.
+    `timeout_s` starts to count on entry and covers everything inside. `outlives_answers`: Ctrl-C
+    ends an answer, not the command, so it waits for a slow step instead of leaving without it.
     """
 
-    def __init__(self, timeout_s: float | None = None) -> None:
+    def __init__(self, timeout_s: float | None = None, *, outlives_answers: bool = False) -> None:
         self._timeout_s = timeout_s
+        self._outlives_answers = outlives_answers
         self._previous: dict[signal.Signals, object] = {}
         self._cancel: Callable[[], None] | None = None
+        self._is_kept = False
         self._is_leaving = False
         self.stopped: Stopped | None = None
 
@@ -62,13 +65,22 @@ class Interrupts:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     @contextmanager
-    def cancelling(self, cancel: Callable[[], None]) -> Iterator[None]:
-        """While inside, the first signal calls `cancel` and is kept in `stopped`; the second leaves."""
-        self._cancel = cancel
+    def cancelling(self) -> Iterator[Callable[[Callable[[], None]], None]]:
+        """While inside, the first signal is kept in `stopped` and cancels; the second leaves.
+
+        What cancels is handed to the function that is yielded, once there is something to cancel:
+        a signal that came before cancels it then.
+        """
+        self._is_kept = True
         try:
-            yield
+            yield self._cancel_by
         finally:
-            self._cancel = None
+            self._is_kept, self._cancel = False, None
+
+    def _cancel_by(self, cancel: Callable[[], None]) -> None:
+        self._cancel = cancel
+        if self.stopped is not None:
+            cancel()
 
     def rearm(self, timeout_s: float | None) -> None:
         """Forget a stop that was dealt with, and let the time limit count anew."""
@@ -77,16 +89,17 @@ class Interrupts:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         stop = Stopped(number)
-        if self._cancel is None:
+        if not self._is_kept:
             if self._is_leaving:  # raised into what cleans up after the first, it would be mistaken for a failure
                 leave(stop.exit_code)
             self._is_leaving = True
             raise stop
         if self.stopped is not None:
-            leave(stop.exit_code)
+            leave((self.stopped if number == signal.SIGALRM else stop).exit_code)
         self.stopped = stop
-        self._cancel()
-        if number != signal.SIGINT:
+        if self._cancel is not None:
+            self._cancel()
+        if number != signal.SIGINT or self._cancel is None or not self._outlives_answers:
             signal.setitimer(signal.ITIMER_REAL, GRACE_S)
 
 

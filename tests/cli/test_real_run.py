@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,10 +27,24 @@ def _run(*argv: str, **more: object) -> subprocess.CompletedProcess[str]:
     )
 
 
+_started: list[int] = []
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays_behind() -> Iterator[None]:
+    """Kill what a failed test leaves running: it would slow every test after it."""
+    yield
+    while _started:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(_started.pop(), signal.SIGKILL)
+
+
 def _start(*argv: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [*COMMAND, *argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
     )
+    _started.append(process.pid)
+    return process
 
 
 def _read_some(process: subprocess.Popen[bytes], n_bytes: int) -> bytes:
@@ -186,6 +201,7 @@ def test_chat_at_a_terminal(smollm2: Path, command: list[str]) -> None:
     if pid == 0:
         os.environ["TERM"] = "xterm"
         os.execv(command[0], [*command, "chat", str(smollm2), "-n", "300", "--ctx", "1024"])
+    _started.append(pid)
     seen = b""
 
     def wait_for(text: bytes, timeout_s: float = 60) -> None:
