@@ -38,8 +38,9 @@ class Answering:
         selection: Selection = FenceExtractor() if self._flags.extract else Everything()
         outcome = Outcome(request.request_id)
         readers: tuple[Encoder, ...] = (outcome, self._encoder())
-        stream = self._service.submit(request)
-        with self._interrupts.cancelling(stream.cancel):
+        with self._interrupts.cancelling() as cancel_by:
+            stream = self._service.submit(request)
+            cancel_by(stream.cancel)
             try:
                 for event in stream:
                     show_progress(event, self._notes)
