@@ -164,15 +164,21 @@ class EngineLoop:
             while not self._closing:
                 self.step()
         except BaseException as error:  # whatever it is, nobody may be left waiting
-            where = "".join(traceback.format_tb(error.__traceback__))  # its text might quote a prompt
-            logger.error("the engine's thread died: %s\n%s", type(error).__name__, where)
+            _log("the engine's thread died", error)
             self.death = _engine_error(error)
-            self.scheduler.fail_all(self.death)
-        finally:
-            self._closing = True
-            for message in self.inbox.receive(0):
-                self._apply(message)
+            self.scheduler.tell_all(self.death)
+        self._closing = True
+        for message in self.inbox.receive(0):
+            self._apply(message)
+        try:
             self.engine.close()
+        except Exception as error:
+            _log("the engine could not be freed", error)
+
+
+def _log(what: str, error: BaseException) -> None:
+    """Say what failed and where, without the error's own text: that might quote a prompt."""
+    logger.error("%s: %s\n%s", what, type(error).__name__, "".join(traceback.format_tb(error.__traceback__)))
 
 
 def _engine_error(error: BaseException) -> EngineError:

@@ -93,8 +93,7 @@ class Scheduler:
                 break
             self._give_way()
         self._unsettled = edits = self._room.take_edits()
-        admitted = tuple(s for s in self._newly_seated if s.slot is not None)  # the rest gave way again
-        self._newly_seated = []
+        admitted, self._newly_seated = tuple(self._newly_seated), []
         self._publish()
         return StepPlan(edits, tuple(items), admitted) if items or edits else None
 
@@ -142,20 +141,20 @@ class Scheduler:
         if self._runs.pop(run.stream, None) is None:
             return
         _tell(run, error)
-        for sequence in run.sequences:
-            sequence.phase = Phase.FINISHED
-            self._waiting.remove(sequence)
-            self._stop_running(sequence)
-            self._room.vacate(sequence)
-            self._ended.append(sequence)
+        self._release(run)
 
     def fail_all(self, error: LocalLLMError) -> None:
-        """End every request with an error: the engine is gone. All are told before any book is kept."""
+        """End every request with an error."""
+        for run in self.tell_all(error):
+            self._release(run)
+
+    def tell_all(self, error: LocalLLMError) -> list[RequestRun]:
+        """Tell every request that it failed, and return them; the books stay as they are (they may be broken)."""
         runs = list(self._runs.values())
+        self._runs.clear()
         for run in runs:
             _tell(run, error)
-        for run in runs:
-            self.fail_request(run, error)
+        return runs
 
     def take_ended(self) -> list[Sequence]:
         """Hand over the sequences that ended, whatever the reason, since the last call."""
@@ -297,6 +296,14 @@ class Scheduler:
         self._room.retire(sequence)
         if sequence.run.is_finished:
             sequence.run.close()
+
+    def _release(self, run: RequestRun) -> None:
+        for sequence in run.sequences:
+            sequence.phase = Phase.FINISHED
+            self._waiting.remove(sequence)
+            self._stop_running(sequence)
+            self._room.vacate(sequence)
+            self._ended.append(sequence)
 
     def _stop_running(self, sequence: Sequence) -> None:
         if sequence in self._running:

@@ -22,6 +22,18 @@ def test_one_disturbed_step_decides_nothing() -> None:
     assert cost.estimate_s(64, 0) == pytest.approx(0.1)
 
 
+@pytest.mark.parametrize("elapsed_s", [0.0, 5.0, 1e9, float("inf")])
+def test_a_first_step_that_was_disturbed_is_seen_through(elapsed_s: float) -> None:
+    """Weights come off the disk in the first step: without this, chunks stayed small for good."""
+    cost = StepCost()
+    cost.observe(128, 0, elapsed_s)
+    for _ in range(40):
+        rows = cost.rows_within(2.0, 0, 512, 128)
+        assert rows >= 1
+        cost.observe(rows, 0, rows * 0.001)
+    assert cost.rows_within(2.0, 0, 512, 128) == 512
+
+
 def test_rows_within_target_shrink_with_the_target() -> None:
     cost = StepCost()
     for rows in (1, 8, 64, 512):
