@@ -27,7 +27,7 @@ def _run(*argv: str, **more: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-_started: list[int] = []
+_started: list[subprocess.Popen[bytes]] = []
 
 
 @pytest.fixture(autouse=True)
@@ -35,15 +35,17 @@ def _nothing_stays_behind() -> Iterator[None]:
     """Kill what a failed test leaves running: it would slow every test after it."""
     yield
     while _started:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(_started.pop(), signal.SIGKILL)
+        process = _started.pop()
+        if process.poll() is None:
+            process.kill()
+            process.wait(10)
 
 
 def _start(*argv: str) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
         [*COMMAND, *argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
     )
-    _started.append(process.pid)
+    _started.append(process)
     return process
 
 
@@ -201,32 +203,36 @@ def test_chat_at_a_terminal(smollm2: Path, command: list[str]) -> None:
     if pid == 0:
         os.environ["TERM"] = "xterm"
         os.execv(command[0], [*command, "chat", str(smollm2), "-n", "300", "--ctx", "1024"])
-    _started.append(pid)
-    seen = b""
+    try:
+        seen = b""
 
-    def wait_for(text: bytes, timeout_s: float = 60) -> None:
-        nonlocal seen
-        end_s = time.monotonic() + timeout_s
-        while text not in seen:
-            assert time.monotonic() < end_s, seen
-            if select.select([master], [], [], 0.2)[0]:
-                seen += os.read(master, 65536)
+        def wait_for(text: bytes, timeout_s: float = 60) -> None:
+            nonlocal seen
+            end_s = time.monotonic() + timeout_s
+            while text not in seen:
+                assert time.monotonic() < end_s, seen
+                if select.select([master], [], [], 0.2)[0]:
+                    seen += os.read(master, 65536)
 
-    wait_for(b">>>")
-    seen = b""
-    os.write(master, LONG.encode() + b"\r")
-    time.sleep(3)
-    os.write(master, b"\x03")
-    wait_for(b">>>")
-    seen = b""
-    os.write(master, b"/tokens\r")
-    wait_for(b"of 1024 tokens")
-    seen = seen[seen.index(b"of 1024 tokens") :]
-    wait_for(b">>>")
-    os.write(master, b"\x04")
-    with contextlib.suppress(OSError):  # the terminal goes away with its last process
-        while select.select([master], [], [], 30)[0] and (piece := os.read(master, 65536)):
-            seen += piece
-    os.close(master)
+        wait_for(b">>>")
+        seen = b""
+        os.write(master, LONG.encode() + b"\r")
+        time.sleep(3)
+        os.write(master, b"\x03")
+        wait_for(b">>>")
+        seen = b""
+        os.write(master, b"/tokens\r")
+        wait_for(b"of 1024 tokens")
+        seen = seen[seen.index(b"of 1024 tokens") :]
+        wait_for(b">>>")
+        os.write(master, b"\x04")
+        with contextlib.suppress(OSError):  # the terminal goes away with its last process
+            while select.select([master], [], [], 30)[0] and (piece := os.read(master, 65536)):
+                seen += piece
+        os.close(master)
+    except BaseException:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert b"Traceback" not in seen
