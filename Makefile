@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/installed
 
-.PHONY: run test lint fix bench bench-docs docs model venv clean
+.PHONY: help run test lint fix bench bench-docs docs model venv clean
 .DEFAULT_GOAL := help
 
 help:           ## list the targets
@@ -45,4 +45,4 @@ docs: model     ## regenerate docs/cli.md and docs/config.md
 	@$(BIN)/python -m docs.generate
 
 clean:          ## remove the virtual environment and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
