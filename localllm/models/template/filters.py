@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jinja2 import filters as stock
 from jinja2.runtime import Context, Undefined
@@ -17,17 +17,15 @@ from jinja2.utils import pass_context, pass_environment
 from markupsafe import escape
 
 from localllm.models.template import strings
-from localllm.models.template.meter import OverBudget
+from localllm.models.template.environment import MeteredEnvironment
+from localllm.models.template.meter import Meter, OverBudget
 from localllm.models.template.text import concat, whole
-
-if TYPE_CHECKING:
-    from localllm.models.template.sandbox import Sandbox
 
 _MAX_PART = 64  # characters of an indent or separator
 _MAX_PRECISION = 100
 
 
-def listed(env: Sandbox, value: Any) -> list[Any]:
+def listed(env: MeteredEnvironment, value: Any) -> list[Any]:
     """Return any iterable of a template as a list."""
     if isinstance(value, str):
         env.meter.charge(strings.PART_CHARS * len(value))
@@ -39,7 +37,7 @@ def listed(env: Sandbox, value: Any) -> list[Any]:
     return list(value)
 
 
-def _counted_items(env: Sandbox, value: Any) -> Any:
+def _counted_items(env: MeteredEnvironment, value: Any) -> Any:
     for item in value:
         env.meter.charge(8)
         yield item
@@ -49,7 +47,7 @@ def counted(function: Callable[..., Any]) -> Callable[..., Any]:
     """Count a filter or test whose cost does not depend on its arguments."""
 
     @pass_environment
-    def call(env: Sandbox, *args: Any, **kwargs: Any) -> Any:
+    def call(env: MeteredEnvironment, *args: Any, **kwargs: Any) -> Any:
         env.meter.tick()
         return function(*args, **kwargs)
 
@@ -60,7 +58,7 @@ def _on_text(function: Callable[..., Any]) -> Callable[..., Any]:
     """Turn a bounded string operation into a filter on whatever prints."""
 
     @pass_environment
-    def filtered(env: Sandbox, value: Any, *args: Any, **kwargs: Any) -> Any:
+    def filtered(env: MeteredEnvironment, value: Any, *args: Any, **kwargs: Any) -> Any:
         return function(env.meter, env.present(value), *args, **kwargs)
 
     return filtered
@@ -90,7 +88,7 @@ def _on_whole(function: Callable[..., Any], growth: int) -> Callable[..., Any]:
     """Count a stock text filter that moves characters about; its result is the caller's if its input was."""
 
     @pass_environment
-    def filtered(env: Sandbox, value: Any, *args: Any, **kwargs: Any) -> str:
+    def filtered(env: MeteredEnvironment, value: Any, *args: Any, **kwargs: Any) -> str:
         text = env.present(value)
         env.meter.charge(growth * len(text) + env.meter.weigh((args, *kwargs.values())))
         return whole(str(function(env, text, *args, **kwargs)), text, args, kwargs)
@@ -100,7 +98,7 @@ def _on_whole(function: Callable[..., Any], growth: int) -> Callable[..., Any]:
 
 @pass_environment
 def _tojson(
-    env: Sandbox,
+    env: MeteredEnvironment,
     value: Any,
     ensure_ascii: bool = False,
     indent: int | str | None = None,
@@ -119,7 +117,7 @@ def _tojson(
 
 
 @pass_environment
-def _join(env: Sandbox, value: Any, d: Any = "", attribute: Any = None) -> str:
+def _join(env: MeteredEnvironment, value: Any, d: Any = "", attribute: Any = None) -> str:
     items = [] if isinstance(value, Undefined) else listed(env, value)
     if attribute is not None:
         items = list(map(stock.make_attrgetter(env, attribute), items))
@@ -127,13 +125,13 @@ def _join(env: Sandbox, value: Any, d: Any = "", attribute: Any = None) -> str:
 
 
 @pass_environment
-def _replace(env: Sandbox, value: Any, old: Any, new: Any, count: int | None = None) -> str:
+def _replace(env: MeteredEnvironment, value: Any, old: Any, new: Any, count: int | None = None) -> str:
     n_most = -1 if count is None else count
     return strings.replace(env.meter, env.present(value), env.present(old), env.present(new), n_most)
 
 
 @pass_environment
-def _indent(env: Sandbox, value: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+def _indent(env: MeteredEnvironment, value: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
     text = env.present(value)
     step = width if isinstance(width, str) else strings.repeat(env.meter, " ", width)
     lines = strings.splitlines(env.meter, concat((text, "\n")))
@@ -143,20 +141,20 @@ def _indent(env: Sandbox, value: Any, width: int | str = 4, first: bool = False,
 
 
 @pass_environment
-def _format(env: Sandbox, value: Any, *args: Any, **kwargs: Any) -> str:
+def _format(env: MeteredEnvironment, value: Any, *args: Any, **kwargs: Any) -> str:
     if args and kwargs:
         raise TypeError("can't handle positional and keyword arguments at the same time")
     return strings.percent(env.meter, env.present(value), kwargs or args)
 
 
 @pass_environment
-def _int(env: Sandbox, value: Any, default: int = 0, base: int = 10) -> Any:
+def _int(env: MeteredEnvironment, value: Any, default: int = 0, base: int = 10) -> Any:
     env.meter.weigh(value)
     return env.meter.integer(stock.do_int(value, default, base))
 
 
 @pass_environment
-def _round(env: Sandbox, value: float, precision: int = 0, method: Any = "common") -> float:
+def _round(env: MeteredEnvironment, value: float, precision: int = 0, method: Any = "common") -> float:
     env.meter.tick()
     if abs(precision) > _MAX_PRECISION:
         raise OverBudget(f"it rounds to more than {_MAX_PRECISION} digits")
@@ -164,7 +162,7 @@ def _round(env: Sandbox, value: float, precision: int = 0, method: Any = "common
 
 
 @pass_environment
-def _sum(env: Sandbox, value: Any, attribute: Any = None, start: float = 0) -> Any:
+def _sum(env: MeteredEnvironment, value: Any, attribute: Any = None, start: float = 0) -> Any:
     if not isinstance(start, (int, float)):
         raise TypeError("sum adds numbers")
     items = listed(env, value)
@@ -174,25 +172,25 @@ def _sum(env: Sandbox, value: Any, attribute: Any = None, start: float = 0) -> A
 
 
 @pass_environment
-def _items(env: Sandbox, value: Any) -> list[Any]:
+def _items(env: MeteredEnvironment, value: Any) -> list[Any]:
     return listed(env, stock.do_items(value))
 
 
 @pass_environment
-def _batch(env: Sandbox, value: Any, linecount: int, fill_with: Any = None) -> list[Any]:
+def _batch(env: MeteredEnvironment, value: Any, linecount: int, fill_with: Any = None) -> list[Any]:
     env.meter.charge(8 * linecount)
     return list(stock.do_batch(listed(env, value), linecount, fill_with))
 
 
 @pass_environment
-def _slice(env: Sandbox, value: Any, slices: int, fill_with: Any = None) -> list[Any]:
+def _slice(env: MeteredEnvironment, value: Any, slices: int, fill_with: Any = None) -> list[Any]:
     env.meter.tick(slices)
     env.meter.charge(64 * slices)
     return list(stock.sync_do_slice(listed(env, value), slices, fill_with))
 
 
 @pass_environment
-def _reverse(env: Sandbox, value: Any) -> Any:
+def _reverse(env: MeteredEnvironment, value: Any) -> Any:
     if isinstance(value, str):
         env.meter.charge(len(value))
         return value[::-1]
@@ -200,19 +198,24 @@ def _reverse(env: Sandbox, value: Any) -> Any:
 
 
 @pass_environment
-def _list(env: Sandbox, value: Any) -> list[Any]:
+def _list(env: MeteredEnvironment, value: Any) -> list[Any]:
     return [] if isinstance(value, Undefined) else listed(env, value)
 
 
 @pass_environment
-def _dictsort(env: Sandbox, value: Mapping[Any, Any], *args: Any, **kwargs: Any) -> list[Any]:
+def _dictsort(env: MeteredEnvironment, value: Mapping[Any, Any], *args: Any, **kwargs: Any) -> list[Any]:
     for _ in range(max(1, len(value).bit_length())):
         env.meter.weigh(value)
     return stock.do_dictsort(value, *args, **kwargs)
 
 
+def _wordcount(meter: Meter, text: str) -> int:
+    meter.charge(len(text))
+    return sum(1 for _ in re.finditer(r"\w+", text))
+
+
 @pass_environment
-def _safe(env: Sandbox, value: Any) -> str:
+def _safe(env: MeteredEnvironment, value: Any) -> str:
     """Return the text: nothing is ever escaped for HTML here."""
     return env.present(value)
 
@@ -252,10 +255,5 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "tojson": _tojson,
     "trim": _on_text(strings.strip),
     "truncate": _on_whole(stock.do_truncate, 2),
-    "wordcount": _on_text(lambda meter, text: sum(1 for _ in _counted_words(meter, text))),
+    "wordcount": _on_text(_wordcount),
 }
-
-
-def _counted_words(meter: Any, text: str) -> Any:
-    meter.charge(len(text))
-    return re.finditer(r"\w+", text)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from jinja2 import tests as stock_tests
 from jinja2.exceptions import SecurityError
 from jinja2.utils import Namespace, pass_environment
 
+from localllm.models.template.environment import MeteredEnvironment
 from localllm.models.template.filters import counted
 from localllm.models.template.meter import OverBudget
 from localllm.models.template.text import NullText, whole
-
-if TYPE_CHECKING:
-    from localllm.models.template.sandbox import Sandbox
 
 _MAX_FORMAT = 256
 _MAX_RANGE = 100_000
@@ -51,7 +49,7 @@ def _weighed(function: Callable[..., Any]) -> Callable[..., Any]:
     """Count a test that compares: it may read everything in its arguments."""
 
     @pass_environment
-    def compare(env: Sandbox, *args: Any) -> Any:
+    def compare(env: MeteredEnvironment, *args: Any) -> Any:
         for value in args:
             env.meter.weigh(value)
         return function(*args)
@@ -113,7 +111,7 @@ TESTS: Mapping[str, Callable[..., Any]] = {
 }
 
 
-def functions(env: Sandbox) -> dict[str, Callable[..., Any]]:
+def functions(env: MeteredEnvironment) -> dict[str, Callable[..., Any]]:
     """Return the functions that a template may call by name."""
 
     def numbers(*args: int) -> range:

@@ -6,7 +6,7 @@ time or memory reports to the meter first. Source of the escape classes: CVE-202
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import Callable, Iterator, Mapping
 from types import BuiltinMethodType, MethodType
 from typing import Any
 
@@ -14,18 +14,17 @@ from jinja2.environment import Template
 from jinja2.exceptions import SecurityError
 from jinja2.lexer import TokenStream
 from jinja2.runtime import BlockReference, Context, LoopContext, Macro, Undefined
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import pass_context
 
 from localllm.models.template import filters, strings
 from localllm.models.template.compiler import CountingGenerator, Statements, bounded_tokens
+from localllm.models.template.environment import MeteredEnvironment
 from localllm.models.template.meter import MAX_INT_BITS, Limits, Meter, OverBudget
 from localllm.models.template.names import TESTS, functions
-from localllm.models.template.text import concat, cost, whole
+from localllm.models.template.text import concat, cost
 
 _CONTAINER_METHODS = frozenset({"get", "keys", "values", "items", "copy", "index", "count"})
 _LOOP_METHODS = frozenset({"cycle", "changed"})
-_DATA = (str, int, float, range, type(None), Undefined, KeysView, ValuesView, ItemsView)
 _DICT_ATTRIBUTES = frozenset(dir(dict))
 
 
@@ -47,29 +46,25 @@ class TextMethod:
         return strings.METHODS[self._name](self._env.meter, self._text, *args, **kwargs)
 
 
-class Sandbox(ImmutableSandboxedEnvironment):
-    """The environment of one chat template. One thread at a time; `meter` is the present rendering's."""
+class Sandbox(MeteredEnvironment):
+    """The environment of one chat template."""
 
     code_generator_class = CountingGenerator
     intercepted_binops = frozenset({"+", "-", "*", "/", "//", "**", "%"})
 
     def __init__(self, limits: Limits) -> None:
         super().__init__(
-            trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[Statements], finalize=self._finalize
+            limits,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            optimized=False,
+            extensions=[Statements],
+            finalize=self._finalize,
         )
-        self.limits = limits
-        self.meter = Meter(limits)
-        self.places: Mapping[int, int] = {}  # id of a message -> its index
-        self.message: int | None = None  # the message that the template looked at last
         self.filters = dict(filters.FILTERS)
         self.tests = dict(TESTS)
         self.globals: Any = functions(self)
         self._functions = frozenset(map(id, self.globals.values()))
-
-    def begin(self, places: Mapping[int, int], n_input_chars: int) -> None:
-        """Start the account of a new rendering."""
-        self.meter = Meter(self.limits, n_input_chars)
-        self.places, self.message = places, None
 
     def render(self, template: Template, variables: Mapping[str, Any], max_chars: int) -> str:
         """Return what the template writes. Raises: OverBudget, RaisedByTemplate, and whatever Jinja raises."""
@@ -128,32 +123,6 @@ class Sandbox(ImmutableSandboxedEnvironment):
     @pass_context
     def _finalize(self, context: Context, value: Any) -> str:
         return self.present(value)
-
-    def present(self, value: Any) -> str:
-        """Return a value as text. Raises: SecurityError for what is no data."""
-        if isinstance(value, str):
-            self.meter.tick()
-            return value
-        if value is None or isinstance(value, (bool, int, float, Undefined)):
-            self.meter.tick()
-            return str(value)
-        self.meter.charge(2 * self.meter.weigh(value))
-        self.check_data(value)
-        return whole(str(value), value)
-
-    def check_data(self, value: Any) -> None:
-        """Refuse anything but data (already weighed): what other objects hold is neither bounded nor printable."""
-        waiting = [value]
-        while waiting:
-            value = waiting.pop()
-            if isinstance(value, dict):
-                waiting.extend(value.values())
-            elif isinstance(value, (list, tuple)):
-                waiting.extend(value)
-            elif not isinstance(
-                value, (str, int, float, range, type(None), Undefined, KeysView, ValuesView, ItemsView)
-            ):
-                raise SecurityError(f"a template cannot write a {type(value).__name__}")
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Evaluate an operator of two values within bounds."""
