@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
+from localllm.bench.report import Report
 from localllm.bench.rows import Row
 from localllm.bench.stats import mean, stdev
-
-if TYPE_CHECKING:
-    from localllm.bench.report import Report
 
 Line: TypeAlias = tuple[str, ...]
 

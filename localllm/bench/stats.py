@@ -45,10 +45,8 @@ def median(samples: Sequence[float]) -> float:
     return float(np.median(np.asarray(samples, dtype=np.float64))) if samples else math.nan
 
 
-def bootstrap_medians(
-    samples: Sequence[float], *, seed: int = 0, n_resamples: int = N_RESAMPLES
-) -> NDArray[np.float64]:
-    """Return the medians of `n_resamples` draws with replacement: float64 [n_resamples]."""
+def bootstrap_medians(samples: Sequence[float], *, seed: int = 0) -> NDArray[np.float64]:
+    """Return the medians of N_RESAMPLES draws with replacement: float64 [N_RESAMPLES]."""
     values = np.asarray(samples, dtype=np.float64)
     picks = np.random.default_rng(seed).integers(0, len(values), size=(N_RESAMPLES, len(values)))
     medians: NDArray[np.float64] = np.median(values[picks], axis=1)
@@ -79,10 +77,3 @@ def paired_ratio(ours: Sequence[float], theirs: Sequence[float], *, level: float
     if any(x <= 0 for x in (*ours, *theirs)):
         raise ValueError("a ratio needs samples above zero")
     return estimate([a / b for a, b in zip(ours, theirs, strict=True)], level=level, seed=seed)
-
-
-def paired_difference(
-    ours: Sequence[float], theirs: Sequence[float], *, level: float = LEVEL, seed: int = 0
-) -> Estimate:
-    """Return the median of `ours[i] - theirs[i]` with its interval. Raises: ValueError where the lengths differ."""
-    return estimate([a - b for a, b in zip(ours, theirs, strict=True)], level=level, seed=seed)

@@ -69,10 +69,10 @@ def engine(model: MaybeModel = None, format: Format = None, json: Json = False, 
 
 
 def _engine(model: str | None, form: Form, load: LoadFlags) -> None:
+    from localllm.bench.formats import render
     from localllm.bench.opener import Opener
     from localllm.bench.plan import Plan, measure
     from localllm.bench.recorder import Recorder
-    from localllm.bench.report import render
     from localllm.cli.signals import Interrupts, Stopped, in_thread
     from localllm.cli.wishes import load_config
     from localllm.models import catalog

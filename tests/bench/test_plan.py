@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from localllm.bench.engine import Sizes
+from localllm.bench.formats import render
 from localllm.bench.plan import Plan, measure
 from localllm.bench.recorder import Recorder
-from localllm.bench.report import render
 from localllm.bench.rows import EngineFacts
 from localllm.models.info import ModelInfo, read_info
 from localllm.runtime.config import LoadConfig

@@ -6,11 +6,13 @@ import csv
 import io
 import json
 from dataclasses import fields
+from typing import get_args
 
 import pytest
 
+from localllm.bench.formats import Format, render
 from localllm.bench.markdown import params_text, size_text
-from localllm.bench.report import FORMATS, Report, render
+from localllm.bench.report import Report
 from localllm.bench.rows import EXTRA_FIELDS, FACT_FIELDS, FIELDS, Case, EngineFacts
 from localllm.bench.stats import Estimate
 from tests.bench import rows
@@ -143,5 +145,4 @@ def test_sizes_are_written_as_llama_bench_writes_them() -> None:
 
 
 def test_every_format_is_rendered() -> None:
-    assert FORMATS == ("md", "json", "jsonl", "csv")
-    assert all(render(REPORT, form).endswith("\n") for form in FORMATS)
+    assert all(render(REPORT, form).endswith("\n") for form in get_args(Format))

@@ -71,10 +71,6 @@ def test_a_drift_that_both_share_leaves_the_ratio_alone() -> None:
     assert ratio.high - ratio.low < 1e-9
 
 
-def test_difference_of_pairs() -> None:
-    assert stats.paired_difference([5.0, 7.0, 9.0], [1.0, 3.0, 5.0]).median == 4.0
-
-
 def test_what_cannot_be_summarised_is_refused() -> None:
     with pytest.raises(ValueError, match="no samples"):
         stats.estimate([])
