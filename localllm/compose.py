@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from localllm.backends import registry
-from localllm.backends.placement import Machine, Placement, place
+from localllm.backends.cpu.probe import probe
+from localllm.backends.placement import Machine, Placement, place, shape_for
 from localllm.errors import UsageError
 from localllm.models import memory
 from localllm.models.info import ModelInfo, read_info, require_generation
@@ -94,6 +95,11 @@ def open_bare(model: str | Path, config: LoadConfig = LoadConfig(), *, need_toke
         raise
 
 
+def memory_shape(config: LoadConfig) -> memory.ContextShape:
+    """Return what memory depends on under `config` on this CPU; which native library there is, is not asked."""
+    return shape_for(config, probe())
+
+
 def find(model: str | Path, *, needs_weights: bool = True) -> tuple[ModelFile, ModelInfo]:
     """Return a model's files and facts, read under bounds before native code sees them.
 
@@ -171,18 +177,14 @@ def _facts(
         bos=_spelling(tokenizer, vocabulary.bos_id),
         eos=_spelling(tokenizer, vocabulary.eos_id),
     )
+    budget = int(memory.USABLE_SHARE * machine.available_bytes)
     return ModelFacts(
         name=found.name,
         tokenizer=tokenizer,
         template=template or None,
         sampling=model_defaults(info.sampling_defaults),
-        largest_ctx=lambda: _largest_ctx(info, machine, placement),
+        largest_ctx=lambda: memory.largest_ctx(info, budget, placement.shape),
     )
-
-
-def _largest_ctx(info: ModelInfo, machine: Machine, placement: Placement) -> int:
-    budget = int(memory.USABLE_SHARE * machine.available_bytes)
-    return memory.largest_ctx(info, budget, kv=placement.kv, n_slots=placement.n_slots, repack=placement.repack)
 
 
 def _template_source(info: ModelInfo, config: LoadConfig) -> str | None:

@@ -8,7 +8,6 @@ room, refuse copies and restores, fail a forward, or follow a script.
 from __future__ import annotations
 
 import itertools
-import re
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,6 @@ import numpy as np
 
 from localllm.errors import EngineError
 from localllm.models.chat_template import ChatTemplate
-from localllm.models.tokenizer import Vocabulary
 from localllm.runtime.config import RuntimeConfig
 from localllm.runtime.engine import (
     Batch,
@@ -40,12 +38,11 @@ from localllm.runtime.engine import (
 from localllm.runtime.prepare import ModelFacts
 from localllm.runtime.sampling_params import Sampling
 from localllm.runtime.service import LoadedModel, Service
+from tests.byte_tokenizer import ByteTokenizer
 
 BOS, EOS, USER, ASSISTANT = 256, 257, 258, 259
 SPECIALS = {BOS: "<s>", EOS: "</s>", USER: "<|user|>", ASSISTANT: "<|assistant|>"}
 N_VOCAB = 260
-_SPECIAL_IDS = {spelling: token for token, spelling in SPECIALS.items()}
-_SPECIAL_PATTERN = "(" + "|".join(map(re.escape, _SPECIAL_IDS)) + ")"
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}"
     "{% if m.role == 'assistant' %}<|assistant|>{{ m.content }}</s>{% else %}<|user|>{{ m.content }}{% endif %}"
@@ -66,35 +63,9 @@ class RuleBroken(AssertionError):
     """The runtime broke a rule of the engine seam."""
 
 
-class FakeTokenizer:
-    """Bytes are tokens; four specials follow them."""
-
-    vocabulary = Vocabulary(
-        n_vocab=N_VOCAB,
-        bos_id=BOS,
-        eos_id=EOS,
-        eog_ids=frozenset({EOS}),
-        add_bos=True,
-        specials=tuple(SPECIALS.values()),
-    )
-
-    def encode(self, text: str, *, parse_special: bool, add_bos: bool = False, continues: bool = False) -> list[int]:
-        """Return bytes as ids, specials as theirs where asked for."""
-        parts = re.split(_SPECIAL_PATTERN, text) if parse_special else [text]
-        ids = [
-            i
-            for part in parts
-            for i in ([_SPECIAL_IDS[part]] if parse_special and part in _SPECIAL_IDS else part.encode())
-        ]
-        return [BOS, *ids] if add_bos and ids[:1] != [BOS] else ids
-
-    def piece(self, token: int) -> bytes:
-        """Return a token's bytes."""
-        return bytes([token]) if token < 256 else SPECIALS[token].encode()
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens."""
-        return b"".join(map(self.piece, tokens)).decode("utf-8", "replace")
+def fake_tokenizer() -> ByteTokenizer:
+    """Return the tokenizer of every fake engine."""
+    return ByteTokenizer(tuple(SPECIALS.values()), bos=SPECIALS[BOS], eos=SPECIALS[EOS], add_bos=True)
 
 
 @dataclass
@@ -138,7 +109,7 @@ class FakeEngine:
         room_tokens: int | None = None,
     ) -> None:
         self.spec = spec
-        self.tokenizer = FakeTokenizer()
+        self.tokenizer = fake_tokenizer()
         self.slots = [FakeSlot() for _ in range(spec.n_slots)]
         self.batches: list[Batch] = []
         self.edits: list[Edit] = []

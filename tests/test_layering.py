@@ -19,13 +19,12 @@ PACKAGE = PROJECT / "localllm"
 # `localllm`; the two backends' folders are told apart further down.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
-    "known_bad": set(),
     "models": {"errors"},
     "runtime": {"errors", "models"},
     "backends": {"errors", "models", "runtime"},
     "compose": {"errors", "models", "runtime", "backends"},
     "bench": {"__init__", "errors", "models", "runtime", "backends", "compose"},
-    "cli": {"__init__", "errors", "known_bad", "models", "runtime", "backends", "compose", "bench"},
+    "cli": {"__init__", "errors", "models", "runtime", "backends", "compose", "bench"},
     "__init__": {"errors", "models", "runtime", "compose"},
     "__main__": {"cli"},
 }

@@ -23,22 +23,10 @@ from localllm.runtime.engine import PrefixRule
 from localllm.runtime.events import Admitted
 from localllm.runtime.stream import TokenStream, collect
 from tests.runtime.harness import Bench
-
-NAMES = [
-    "deepseek2-moe",
-    "gemma3-dense",
-    "gpt-oss-moe",
-    "granitehybrid-dense",
-    "lfm2-dense",
-    "llama-dense",
-    "mamba2-dense",
-    "qwen2-dense",
-    "qwen35-dense",
-    "qwen3moe-moe",
-]
+from tests.tiny_models import TINY
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=TINY)
 def path(request: pytest.FixtureRequest, tiny: Path) -> Path:
     """One of the tiny models."""
     return tiny / f"{request.param}.gguf"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from localllm.backends.cpu.probe import CpuFacts
 from localllm.backends.llamacpp.devices import Device
@@ -10,6 +10,7 @@ from localllm.errors import UsageError
 from localllm.models.info import ModelInfo
 from localllm.models.kv_types import KvTypes
 from localllm.models.memory import (
+    CELL_PAD,
     USABLE_SHARE,
     ContextShape,
     MemoryEstimate,
@@ -19,13 +20,13 @@ from localllm.models.memory import (
     require,
     state_bytes,
 )
+from localllm.models.repack import repacked_types
 from localllm.runtime.config import FlashAttn, LoadConfig
 
 MAX_SLOTS = 256  # LLAMA_MAX_SEQ
 AUTO_CTX_TOKENS = 8192
 """The context of each parallel sequence where nobody says how long: more costs start time and memory."""
 
-_CELL_PAD = 256
 _MIN_CTX_TOKENS = 512
 _CPU_BATCH, _GPU_BATCH, _MICRO_BATCH = 512, 2048, 512
 
@@ -51,6 +52,7 @@ class Placement:
 
     `n_gpu_layers` counts the output layer too (llama.cpp's count). `n_ctx`: cells of the pool;
     `max_sequence_tokens`: the longest sequence in it. `n_slots`: running, retained and the spare.
+    `shape`: the same, as far as memory depends on it.
     """
 
     n_gpu_layers: int
@@ -65,6 +67,7 @@ class Placement:
     kv_unified: bool
     use_mmap: bool
     repack: bool
+    shape: ContextShape
     memory: MemoryEstimate
     notes: tuple[str, ...]
 
@@ -76,25 +79,29 @@ def place(
 
     Raises: UsageError for wishes that cannot be honoured; NotEnoughMemory before anything is loaded.
     """
-    n_slots = wishes.parallel + wishes.retained + 1
-    if n_slots > MAX_SLOTS:
-        raise UsageError(f"{n_slots} sequences are too many: the engine holds {MAX_SLOTS}.", "use fewer in parallel")
+    repacking = shape_for(wishes, machine.cpu)
+    shape = replace(repacking, repacked=frozenset())
+    if shape.n_slots > MAX_SLOTS:
+        raise UsageError(
+            f"{shape.n_slots} sequences are too many: the engine holds {MAX_SLOTS}.", "use fewer in parallel"
+        )
     _check_kv(info, wishes)
     flash_attn: FlashAttn = (
         "on" if wishes.flash_attn == "auto" and wishes.kv.needs_flash_attention else wishes.flash_attn
     )
-    room = _Room(info, machine, wishes.kv, n_slots, ContextShape(flash_attn=flash_attn != "off"))
-    n_ctx, ctx_notes = _context(info, room, wishes, need_tokens)
-    n_gpu_layers = _gpu_layers(info, machine, wishes, room, n_ctx)
-    repack, repack_notes = _repack(machine, room, n_ctx)
-    memory = room.require(n_ctx, repack) if n_gpu_layers == 0 else room.estimate(n_ctx, repack)
+    room = _Room(info, machine)
+    n_ctx, ctx_notes = _context(room, shape, wishes, need_tokens)
+    n_gpu_layers = _gpu_layers(room, shape, wishes, n_ctx)
+    repack, repack_notes = _repack(room, repacking, n_ctx)
+    shape = repacking if repack else shape
+    memory = room.require(n_ctx, shape) if n_gpu_layers == 0 else estimate(info, n_ctx, shape)
     trained = info.n_ctx_train or n_ctx
-    n_cells = max(n_ctx, n_slots)  # a row of every slot must fit: llama.cpp asserts that
+    n_cells = max(n_ctx, shape.n_slots)  # a row of every slot must fit: llama.cpp asserts that
     return Placement(
         n_gpu_layers=n_gpu_layers,
         n_ctx=n_cells,
         max_sequence_tokens=min(n_ctx, trained),
-        n_slots=n_slots,
+        n_slots=shape.n_slots,
         n_batch=min(_GPU_BATCH if n_gpu_layers else _CPU_BATCH, n_cells),
         n_ubatch=min(_MICRO_BATCH, n_cells),
         n_threads=wishes.threads or machine.cpu.default_threads,
@@ -103,41 +110,37 @@ def place(
         kv_unified=True,
         use_mmap=True,
         repack=repack,
+        shape=shape,
         memory=memory,
         notes=(_where(info, machine, n_gpu_layers, wishes.kv), *ctx_notes, *repack_notes),
     )
 
 
+def shape_for(wishes: LoadConfig, cpu: CpuFacts) -> ContextShape:
+    """Return what memory depends on under these wishes; the weights are repacked as this CPU allows."""
+    return ContextShape(
+        kv=wishes.kv,
+        n_slots=wishes.parallel + wishes.retained + 1,
+        repacked=repacked_types(cpu.features),
+        flash_attn=wishes.flash_attn != "off",
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """Memory questions about one model with everything but the context's length settled."""
+    """A model on a machine: what fits."""
 
     info: ModelInfo
     machine: Machine
-    kv: KvTypes
-    n_slots: int
-    shape: ContextShape
 
-    def estimate(self, n_ctx: int, repack: bool) -> MemoryEstimate:
-        return estimate(self.info, n_ctx=n_ctx, kv=self.kv, n_slots=self.n_slots, repack=repack, shape=self.shape)
+    def require(self, n_ctx: int, shape: ContextShape) -> MemoryEstimate:
+        return require(self.info, n_ctx, shape, available_bytes=self.machine.available_bytes)
 
-    def require(self, n_ctx: int, repack: bool) -> MemoryEstimate:
-        return require(
-            self.info,
-            n_ctx=n_ctx,
-            kv=self.kv,
-            n_slots=self.n_slots,
-            repack=repack,
-            shape=self.shape,
-            available=self.machine.available_bytes,
-        )
+    def fits(self, n_ctx: int, shape: ContextShape) -> bool:
+        return estimate(self.info, n_ctx, shape).total_bytes <= USABLE_SHARE * self.machine.available_bytes
 
-    def fits(self, n_ctx: int, repack: bool) -> bool:
-        return self.estimate(n_ctx, repack).total_bytes <= USABLE_SHARE * self.machine.available_bytes
-
-    def largest(self) -> int:
-        budget = int(USABLE_SHARE * self.machine.available_bytes)
-        return largest_ctx(self.info, budget, kv=self.kv, n_slots=self.n_slots, repack=False, shape=self.shape)
+    def largest(self, shape: ContextShape) -> int:
+        return largest_ctx(self.info, int(USABLE_SHARE * self.machine.available_bytes), shape)
 
 
 def _check_kv(info: ModelInfo, wishes: LoadConfig) -> None:
@@ -149,31 +152,34 @@ def _check_kv(info: ModelInfo, wishes: LoadConfig) -> None:
     )
 
 
-def _context(info: ModelInfo, room: _Room, wishes: LoadConfig, need_tokens: int | None) -> tuple[int, tuple[str, ...]]:
+def _context(
+    room: _Room, shape: ContextShape, wishes: LoadConfig, need_tokens: int | None
+) -> tuple[int, tuple[str, ...]]:
     """Return the pool's cells, and why if that is not what was asked for."""
-    trained = info.n_ctx_train
+    trained = room.info.n_ctx_train
     if wishes.ctx is not None:
         if 0 < trained * wishes.parallel < wishes.ctx:
             raise UsageError(
-                f"--ctx {wishes.ctx} is beyond the {trained} tokens that {info.name} was trained for.",
+                f"--ctx {wishes.ctx} is beyond the {trained} tokens that {room.info.name} was trained for.",
                 f"--ctx {trained * wishes.parallel}",
             )
         return wishes.ctx, ()
     each = AUTO_CTX_TOKENS if need_tokens is None else max(need_tokens, _MIN_CTX_TOKENS)
     if trained:
         each = min(each, trained)
-    wanted = -(-each // _CELL_PAD) * _CELL_PAD if each < (trained or each + _CELL_PAD) else each
+    wanted = -(-each // CELL_PAD) * CELL_PAD if each < (trained or each + CELL_PAD) else each
     if need_tokens is None:
         wanted *= wishes.parallel
-    if room.fits(wanted, repack=False):
+    if room.fits(wanted, shape):
         return wanted, ()
-    n_ctx = min(wanted, room.largest())
+    n_ctx = min(wanted, room.largest(shape))
     if n_ctx < min(wanted, _MIN_CTX_TOKENS):
-        room.require(wanted, repack=False)  # raises with the numbers
+        room.require(wanted, shape)  # raises with the numbers
     return n_ctx, (f"context cut to {n_ctx} tokens, which is what fits in memory",)
 
 
-def _gpu_layers(info: ModelInfo, machine: Machine, wishes: LoadConfig, room: _Room, n_ctx: int) -> int:
+def _gpu_layers(room: _Room, shape: ContextShape, wishes: LoadConfig, n_ctx: int) -> int:
+    info, machine = room.info, room.machine
     every = info.n_layers + 1
     if wishes.gpu in ("off", 0) or (wishes.gpu == "auto" and not machine.gpus):
         return 0
@@ -186,16 +192,15 @@ def _gpu_layers(info: ModelInfo, machine: Machine, wishes: LoadConfig, room: _Ro
         return every
     if isinstance(wishes.gpu, int):
         return min(wishes.gpu, every)
-    cells = kv_bytes(info, n_ctx=n_ctx, kv=room.kv, n_slots=room.n_slots, shape=room.shape)
-    need = info.size_bytes + cells + state_bytes(info, n_slots=room.n_slots)
+    need = info.size_bytes + kv_bytes(info, n_ctx, shape) + state_bytes(info, shape)
     free = USABLE_SHARE * sum(device.free_bytes for device in machine.gpus)
     return every if need <= free else int(every * free / need)
 
 
-def _repack(machine: Machine, room: _Room, n_ctx: int) -> tuple[bool, tuple[str, ...]]:
-    if not machine.repacking_is_safe:
+def _repack(room: _Room, repacking: ContextShape, n_ctx: int) -> tuple[bool, tuple[str, ...]]:
+    if not room.machine.repacking_is_safe:
         return False, ("weights are not repacked: this llama.cpp build can die in its AMX code",)
-    if not room.fits(n_ctx, repack=True):
+    if not room.fits(n_ctx, repacking):
         return False, ("weights are not repacked: their second copy does not fit in memory",)
     return True, ()
 

@@ -45,7 +45,7 @@ def machine() -> Machine:
     from localllm.backends.cpu.probe import probe
     from localllm.backends.llamacpp import bindings
     from localllm.backends.placement import Machine
-    from localllm.models.memory import available_bytes
+    from localllm.models.available import available_bytes
 
     return Machine(probe(), devices(), available_bytes(), bindings.repacking_is_safe())
 
@@ -73,7 +73,7 @@ def load_model(info: ModelInfo, placement: Placement, identity: str = "") -> Lla
     from localllm.backends.llamacpp.settings import ModelSettings
 
     settings = ModelSettings(n_gpu_layers=placement.n_gpu_layers, use_mmap=placement.use_mmap, repack=placement.repack)
-    return LlamaModel.load(info.path, info.files, info, settings, identity)
+    return LlamaModel.load(info, settings, identity)
 
 
 def load_vocabulary(info: ModelInfo) -> LlamaModel:
@@ -81,7 +81,7 @@ def load_vocabulary(info: ModelInfo) -> LlamaModel:
     from localllm.backends.llamacpp.model import LlamaModel
     from localllm.backends.llamacpp.settings import ModelSettings
 
-    return LlamaModel.load(info.path, info.files, info, ModelSettings(vocab_only=True))
+    return LlamaModel.load(info, ModelSettings(vocab_only=True))
 
 
 def open_engine(model: LlamaModel, placement: Placement) -> LlamaEngine:

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from localllm.models.kv_types import number_of
+
 SCRIPT = """
 import ctypes, json, os, sys
 from llama_cpp import llama_cpp as C
@@ -39,19 +41,6 @@ length = C.llama_token_to_piece(vocabulary, best, piece, len(piece), 0, True)
 os.write(1, piece.raw[:length] or b" ")
 sys.stdin.read()
 """
-
-# ggml's numbers of the KV types, which the script passes on.
-TYPE_NUMBERS = {
-    "f32": 0,
-    "f16": 1,
-    "q4_0": 2,
-    "q4_1": 3,
-    "q5_0": 6,
-    "q5_1": 7,
-    "q8_0": 8,
-    "iq4_nl": 20,
-    "bf16": 30,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +73,8 @@ class BareStart:
             "n_ubatch": self.n_ubatch,
             "n_gpu_layers": self.n_gpu_layers,
             "repack": self.repack,
-            "type_k": TYPE_NUMBERS[self.type_k],
-            "type_v": TYPE_NUMBERS[self.type_v],
+            "type_k": number_of(self.type_k),
+            "type_v": number_of(self.type_v),
             "flash_attn": self.flash_attn,
         }
         return [sys.executable, "-c", SCRIPT, json.dumps(ask)]

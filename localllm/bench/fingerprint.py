@@ -17,7 +17,6 @@ from localllm.bench.rows import EngineFacts
 from localllm.models.info import ModelInfo
 
 DISTRIBUTIONS = ("localllm", "llama-cpp-python", "numpy")
-FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
 GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 
 
@@ -75,6 +74,7 @@ def engine_facts(info: ModelInfo, settings: Mapping[str, Any]) -> EngineFacts:
     """Return what rows say of a model that was loaded with `settings` (by llama-bench's names). Loads the library."""
     from localllm.backends.cpu.probe import probe
     from localllm.backends.llamacpp.bindings import library_commit
+    from localllm.backends.llamacpp.settings import FLASH_ATTENTION
     from localllm.backends.registry import devices
 
     helpers = [device for device in devices() if device.kind != "cpu"]
@@ -94,7 +94,7 @@ def engine_facts(info: ModelInfo, settings: Mapping[str, Any]) -> EngineFacts:
         type_k=settings["type_k"],
         type_v=settings["type_v"],
         n_gpu_layers=settings["n_gpu_layers"],
-        flash_attn=FLASH_ATTN[settings["flash_attn"]],
+        flash_attn=FLASH_ATTENTION[settings["flash_attn"]],
         repack=settings["repack"],
         load_mode="mmap" if settings["use_mmap"] else "none",
     )

@@ -25,8 +25,9 @@ from localllm.bench.recorder import Recorder
 from localllm.bench.rows import Case, EngineFacts
 from localllm.bench.starts import RunCommand, measure_help, measure_starts
 from localllm.bench.watch import Prompts
-from localllm.models import memory
+from localllm.models.available import available_bytes
 from localllm.models.info import ModelInfo
+from localllm.models.memory import kv_bytes_per_token
 from localllm.runtime.config import LoadConfig
 from localllm.runtime.service import Service
 from localllm.runtime.types import Request
@@ -129,7 +130,7 @@ def _measure_single(plan: Plan, info: ModelInfo, recorder: Recorder, opener: Ope
             measure_prefill(subject, sizes.prefill, sizes.n_reps, recorder)
         recorder.on_progress("memory bandwidth", 0, 1)
         n_threads = subject.facts.n_threads
-        probe = plan.probe_bytes or bandwidth.probe_bytes(bandwidth.last_cache_bytes(), memory.available_bytes())
+        probe = plan.probe_bytes or bandwidth.probe_bytes(bandwidth.last_cache_bytes(), available_bytes())
         recorder.bandwidth = bandwidth.read_bandwidth(n_threads, probe)
         if sizes.decode in cases:
             share = partial(_share, recorder.bandwidth.median, info, plan.config, subject.facts, sizes.n_gen)
@@ -212,6 +213,6 @@ def _share(
     bytes_per_s: float, info: ModelInfo, config: LoadConfig, facts: EngineFacts, n_gen: int, rate: float
 ) -> Mapping[str, Any]:
     """Return the bytes a decoded token reads, and their share of what the memory gives at `rate` tokens a second."""
-    n_bytes = bandwidth.weight_bytes_per_token(info) + memory.kv_bytes_per_token(info, config.kv) * n_gen // 2
+    n_bytes = bandwidth.weight_bytes_per_token(info) + kv_bytes_per_token(info, config.kv) * n_gen // 2
     on_cpu = facts.n_gpu_layers == 0
     return {"bytes_per_token": n_bytes, "bandwidth_share": n_bytes * rate / bytes_per_s if on_cpu else None}

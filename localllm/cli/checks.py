@@ -94,7 +94,7 @@ def versions(_: Machine) -> Iterator[Row]:
 
 def _package(requirement: str) -> Row:
     """Examine what is installed for a requirement such as `jinja2>=3.1.6`."""
-    from localllm.known_bad import faults_of, is_within
+    from localllm.cli.known_bad import faults_of, is_within
 
     name, bounds = re.fullmatch(r"([\w.-]+)(.*)", requirement).groups()  # type: ignore[union-attr]
     install = f"pip install '{requirement}'"
@@ -148,7 +148,8 @@ _TOLD_FEATURES = frozenset(
 
 def memory(_: Machine) -> Iterator[Row]:
     """What there is and what may still be taken."""
-    from localllm.models.memory import USABLE_SHARE, available_bytes, total_bytes
+    from localllm.models.available import available_bytes, total_bytes
+    from localllm.models.memory import USABLE_SHARE
 
     total, available = total_bytes(), available_bytes()
     yield "memory", f"{size(total)} in all (or by control group), {size(available)} available", "ok", ""
@@ -237,7 +238,7 @@ def settings(_: Machine) -> Iterator[Row]:
 def choice(machine: Machine) -> Iterator[Row]:
     """What would be used, and why."""
     from localllm.models import catalog
-    from localllm.models.memory import total_bytes
+    from localllm.models.available import total_bytes
     from localllm.models.store import Store
 
     report, cpu = machine.native, machine.cpu

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import stat
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from localllm.errors import LocalLLMError, UsageError
+from localllm.models.disk.files import write_atomic
 
 VERSION = 1
 MAX_FILE_BYTES = 64 << 20
@@ -54,20 +53,11 @@ def save(conversation: Conversation, path: Path, model: str, sha256: str | None)
         "system": conversation.system,
         "messages": [message for message in conversation.messages() if message["role"] != "system"],
     }
-    data = json.dumps(body, indent=1).encode()
     if not path.name or "\0" in path.name:
         raise UsageError(f"{str(path)!r} is no name for a file.", "/save talk.json")
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
+        write_atomic(path, json.dumps(body, indent=1).encode(), mode=0o600)
     except OSError as error:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
         raise LocalLLMError(f"Cannot write {path}: {error.strerror}.", "/save to another place") from None
 
 

@@ -41,7 +41,12 @@ def show(
     found = resolve.resolve(model, store)
     facts = info.read_info(found.path)
     if facts.layers:
-        types.check(head_sizes_k=facts.head_sizes_k, head_sizes_v=facts.head_sizes_v, flash_attn=True)
+        types.check(
+            head_sizes_k=facts.head_sizes_k,
+            head_sizes_v=facts.head_sizes_v,
+            flash_attn=True,
+            reads_v_from_k=facts.reads_v_from_k,
+        )
     notes = Notes(quiet=talk.quiet, verbose=talk.verbose)
     document = _document(found, facts, types, store, notes)
     if memory:
@@ -61,7 +66,7 @@ def _n_ctx(text: str) -> int | None:
 
 
 def _document(found: ModelFile, facts: ModelInfo, types: KvTypes, store: Store, notes: Notes) -> dict[str, Any]:
-    from localllm.models.memory import kv_bytes_per_token, state_bytes
+    from localllm.models.memory import ContextShape, kv_bytes_per_token, state_bytes
     from localllm.runtime.sampling_params import model_defaults
 
     stored = store.get(found.name) if found.source == "store" else None
@@ -98,7 +103,7 @@ def _document(found: ModelFile, facts: ModelInfo, types: KvTypes, store: Store, 
         "pulled_at": stored.pulled_at if stored else None,
         "kv_type": str(types),
         "kv_bytes_per_token": kv_bytes_per_token(facts, types),
-        "state_bytes_per_sequence": state_bytes(facts, n_slots=1),
+        "state_bytes_per_sequence": state_bytes(facts, ContextShape(n_slots=1)),
         "sampling": _changed(model_defaults(facts.sampling_defaults)),
         "sampling_from": "the file" if facts.sampling_defaults else "localllm",
     }
@@ -141,26 +146,23 @@ def _hash(found: ModelFile, facts: ModelInfo, store: Store, notes: Notes) -> str
 def _memory(facts: ModelInfo, n_ctx: int | None, types: KvTypes) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from localllm.models import memory
-    from localllm.models.repack import cpu_layout
+    from localllm import compose
+    from localllm.models import available, memory
     from localllm.runtime.config import LoadConfig
 
     if not facts.has_weights:
         return {"fits": False, "largest_ctx": 0, "memory": None}
-    load = LoadConfig()
-    n_slots = load.parallel + load.retained + 1
-    # As placement decides: no repacking where it would mean AMX tiles.
-    repack = not cpu_layout().has_amx
-    estimate = memory.estimate(facts, n_ctx=n_ctx or facts.n_ctx_train, kv=types, n_slots=n_slots, repack=repack)
-    available = memory.available_bytes()
-    budget = int(available * memory.USABLE_SHARE)
+    shape = compose.memory_shape(LoadConfig(kv=types))
+    estimate = memory.estimate(facts, n_ctx or facts.n_ctx_train, shape)
+    free = available.available_bytes()
+    budget = int(free * memory.USABLE_SHARE)
     return {
         "fits": estimate.total_bytes <= budget and estimate.n_ctx <= facts.n_ctx_train,
-        "largest_ctx": memory.largest_ctx(facts, budget, kv=types, n_slots=n_slots, repack=repack),
+        "largest_ctx": memory.largest_ctx(facts, budget, shape),
         "memory": {
             **asdict(estimate),
             "total_bytes": estimate.total_bytes,
-            "available_bytes": available,
+            "available_bytes": free,
             "usable_share": memory.USABLE_SHARE,
         },
     }

@@ -7,7 +7,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from localllm.models.system import control_groups, read_number, read_text
+
 _NO_LIMIT = 2**60
+_GROUP_FILES_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+_GROUP_FILES_V2 = ("memory.max", "memory.current")
 
 
 def available_bytes(root: Path = Path("/")) -> int:
@@ -39,7 +43,7 @@ def _psutil_memory() -> tuple[int, int]:
 
 def _meminfo(root: Path) -> dict[str, int]:
     values = {}
-    for line in _text(root / "proc/meminfo").splitlines():
+    for line in read_text(root / "proc/meminfo").splitlines():
         name, _, rest = line.partition(":")
         amount = rest.split()
         if amount and amount[0].isdigit():
@@ -53,48 +57,28 @@ def _group_room(root: Path) -> list[int]:
 
 
 def _groups(root: Path) -> Iterator[tuple[int, int, int]]:
-    """Yield (limit, used, reclaimable file cache) of this process's control groups, outwards."""
-    for line in _text(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = ([*line.split(":", 2), "", ""])[:3]
-        if controllers == "":
-            base, names = root / "sys/fs/cgroup", ("memory.max", "memory.current", "")
-        elif "memory" in controllers.split(","):
-            base = root / "sys/fs/cgroup/memory"
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
-        else:
-            continue
-        inside = Path(path.lstrip("/"))
-        for folder in (base / inside, *(base / parent for parent in inside.parents)):
-            limit = _number(folder / names[0])
-            if limit is not None and limit < _NO_LIMIT:
-                stat = dict(_pairs(folder / "memory.stat"))
-                cache = stat.get(f"{names[2]}inactive_file", 0) + stat.get(f"{names[2]}active_file", 0)
-                yield limit, _number(folder / names[1]) or 0, cache
+    """Yield (limit, used, reclaimable file cache) of this process's limited control groups, outwards."""
+    for folder, is_v2 in control_groups(root, "memory"):
+        limit_name, used_name = _GROUP_FILES_V2 if is_v2 else _GROUP_FILES_V1
+        prefix = "" if is_v2 else "total_"
+        limit = read_number(folder / limit_name)
+        if limit is not None and limit < _NO_LIMIT:
+            stat = dict(_pairs(folder / "memory.stat"))
+            cache = stat.get(f"{prefix}inactive_file", 0) + stat.get(f"{prefix}active_file", 0)
+            yield limit, read_number(folder / used_name) or 0, cache
 
 
 def _own_limits(root: Path) -> list[int]:
-    """Return what ulimit leaves of address space and data."""
+    """Return what ulimit leaves of the address space."""
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft == resource.RLIM_INFINITY or sys.platform == "darwin":
         return []
-    pages = _text(root / "proc/self/statm").split()
+    pages = read_text(root / "proc/self/statm").split()
     return [soft - int(pages[0]) * resource.getpagesize()] if pages else [soft]
 
 
 def _pairs(path: Path) -> Iterator[tuple[str, int]]:
-    for line in _text(path).splitlines():
+    for line in read_text(path).splitlines():
         name, _, value = line.partition(" ")
         if value.isdigit():
             yield name, int(value)
-
-
-def _number(path: Path) -> int | None:
-    text = _text(path).strip()
-    return int(text) if text.isdigit() else None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return ""

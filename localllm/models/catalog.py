@@ -19,9 +19,9 @@ class CatalogEntry:
 
     alias: str
     reference: str
-    revision: str | None
-    sha256: str | None
-    size_bytes: int | None
+    revision: str
+    sha256: str
+    size_bytes: int
     params: str
     quant: str
     license: str
@@ -138,4 +138,4 @@ def find(alias: str) -> CatalogEntry | None:
 def best_for(memory_bytes: int) -> tuple[CatalogEntry, ...]:
     """Return what a machine with this much memory in all can run, best first, at most three."""
     fitting = [entry for entry in CATALOG if entry.min_memory_gb * GIB * _USABLE_SHARE <= memory_bytes]
-    return tuple(sorted(fitting, key=lambda entry: -(entry.size_bytes or 0))[:3])
+    return tuple(sorted(fitting, key=lambda entry: -entry.size_bytes)[:3])

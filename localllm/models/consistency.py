@@ -9,18 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NoReturn
 
+from localllm.models.architectures import NO_ROTATION, ROTATES_WHOLE_HEADS
 from localllm.models.fields import Fields
-from localllm.models.gguf import TensorInfo
-from localllm.models.gguf_source import refusal, shown
+from localllm.models.gguf import TensorInfo, refusal, shown
 from localllm.models.layers import Layer
 
 MAX_EXPERTS = 1024
 MAX_GATING_FUNCTION = 4
-_NO_ROTATION = frozenset(
-    ("bloom", "gpt2", "granitehybrid", "jamba", "mamba", "mamba2", "mpt", "nemotron_h", "nemotron_h_moe", "starcoder")
-)
 _ROPE_SCALING = ("none", "linear", "yarn", "longrope")
-_ROTATES_WHOLE_HEAD = frozenset(("qwen2", "qwen2moe", "qwen3", "qwen3moe"))
 
 
 def check_consistency(fields: Fields, layers: tuple[Layer, ...], tensors: Mapping[str, TensorInfo]) -> None:
@@ -99,7 +95,7 @@ class _Check:
 
     def rotation(self, layers: tuple[Layer, ...]) -> None:
         architecture = self.fields.architecture
-        if architecture in _NO_ROTATION:
+        if architecture in NO_ROTATION:
             return
         full = [layer.head_size_k for layer in layers if layer.k_values and not layer.is_windowed]
         windowed = [layer.head_size_k for layer in layers if layer.k_values and layer.is_windowed]
@@ -109,7 +105,7 @@ class _Check:
                 continue
             if min(rotated) <= 0 or any(size % 2 for size in rotated) or max(rotated) > max(sizes):
                 self.refuse(name, f"is {max(rotated):,}; it must be even and at most the head size, {max(sizes)}")
-            if architecture in _ROTATES_WHOLE_HEAD and rotated != [max(sizes)]:
+            if architecture in ROTATES_WHOLE_HEADS and rotated != [max(sizes)]:
                 self.refuse(name, f"is {max(rotated)}; {architecture} rotates whole heads of {max(sizes)}")
 
     def kv_width(self, index: int, layer: Layer, tensors: Mapping[str, TensorInfo]) -> None:
@@ -129,7 +125,7 @@ class _Check:
         if tensor is None or len(tensor.shape) != 2 or not layer.k_values or not layer.v_values:
             return
         # Some models make a gate as wide as the query in the same tensor.
-        gated = self.fields.architecture not in _ROTATES_WHOLE_HEAD and tensor.shape[1] == 2 * values
+        gated = self.fields.architecture not in ROTATES_WHOLE_HEADS and tensor.shape[1] == 2 * values
         if tensor.shape[1] != values and not gated:
             self.refuse(
                 "attention.head_count",

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from localllm.models.gguf import GgufHeader
-from localllm.models.gguf_source import refusal, shown
-from localllm.models.gguf_values import GgufArray
+from localllm.models.gguf import GgufArray, GgufHeader, refusal, shown
 
 
 class Fields:

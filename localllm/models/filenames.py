@@ -29,7 +29,7 @@ def composed(text: str) -> str:
     return unicodedata.normalize("NFC", text)
 
 
-def nfc(text: str) -> str:
+def folded(text: str) -> str:
     """Return `text` composed and case folded, so that names compare as people read them."""
     return composed(text).casefold()
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from localllm.models import lock, record
+from localllm.models.disk import lock, record
 from localllm.models.store import Store
 
 _KIND, _VERSION = "hashes", 1

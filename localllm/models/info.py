@@ -11,12 +11,11 @@ from pathlib import Path
 from types import MappingProxyType
 
 from localllm.errors import ModelRefused, pasteable
+from localllm.models import architectures
 from localllm.models.consistency import check_consistency
 from localllm.models.fields import Fields
-from localllm.models.gguf import TensorInfo
-from localllm.models.gguf_source import refusal
-from localllm.models.gguf_types import FILE_TYPES
-from localllm.models.gguf_values import GgufArray
+from localllm.models.gguf import GgufArray, TensorInfo, refusal
+from localllm.models.gguf.types import FILE_TYPES
 from localllm.models.layers import Layer, layers_of, window_tokens_of
 from localllm.models.split_set import read_set
 
@@ -24,39 +23,6 @@ _TOKENS = "tokenizer.ggml.tokens"
 _TEMPLATE = "tokenizer.chat_template"
 _GUESSED_FILE_TYPE = 1024
 _SPECIAL_TOKEN_TYPES = frozenset((2, 3, 4))  # unknown, control, user-defined
-
-_ENCODERS = frozenset(
-    [
-        "bert",
-        "modern-bert",
-        "nomic-bert",
-        "nomic-bert-moe",
-        "neo-bert",
-        "jina-bert-v2",
-        "jina-bert-v3",
-        "eurobert",
-        "gemma-embedding",
-        "t5encoder",
-    ]
-)
-_ENCODER_DECODERS = frozenset(("t5",))
-_DIFFUSION = frozenset(["dream", "llada", "llada-moe", "rnd1", "diffusion-gemma"])
-_LEARNED_POSITIONS = frozenset(["gpt2", "mpt", "starcoder"])
-_ROLLBACK = frozenset(
-    [
-        "qwen35",
-        "qwen35moe",
-        "qwen4exp",
-        "lfm2",
-        "lfm2moe",
-        "nemotron_h",
-        "nemotron_h_moe",
-        "bailingmoe3",
-        "deepseek4",
-        "glm5-next",
-        "kimi-k3",
-    ]
-)
 
 # Settings a file may recommend, by the names of our sampler; penalties are never taken over.
 _SAMPLING = {
@@ -198,10 +164,10 @@ def read_info(path: Path) -> ModelInfo:
         n_expert_used=fields.integer("expert_used_count", 0),
         layers=layers,
         window_tokens=window_tokens_of(fields) if is_model else 0,
-        is_causal=fields.flag("attention.causal", fields.architecture not in _ENCODERS),
+        is_causal=fields.flag("attention.causal", fields.architecture not in architectures.ENCODERS),
         is_embedding_only=_embeds_only(fields),
         learned_positions=_learned_positions(fields, tensors),
-        can_roll_back_state=fields.architecture in _ROLLBACK,
+        can_roll_back_state=fields.architecture in architectures.ROLLS_BACK,
         chat_template=fields.text(_TEMPLATE),
         chat_templates=_named_templates(fields),
         license=fields.text("general.license") or fields.text("general.license.name"),
@@ -233,11 +199,11 @@ def require_generation(info: ModelInfo) -> None:
         raise ModelRefused(f"{name} is an importance matrix for quantising, not a model.", listing)
     if info.is_embedding_only:
         raise ModelRefused(f"{name} ({info.architecture}) only makes embeddings; it cannot generate text.", listing)
-    if info.architecture in _ENCODER_DECODERS:
+    if info.architecture in architectures.ENCODER_DECODERS:
         raise ModelRefused(
             f"{name} ({info.architecture}) is an encoder-decoder model, which is not supported.", listing
         )
-    if info.architecture in _DIFFUSION or not info.is_causal:
+    if info.architecture in architectures.DIFFUSION or not info.is_causal:
         raise ModelRefused(
             f"{name} ({info.architecture}) does not generate token by token, so it is not supported.", listing
         )
@@ -292,13 +258,15 @@ def _special_ids(fields: Fields) -> tuple[int, ...]:
 
 def _embeds_only(fields: Fields) -> bool:
     pooling = fields.integer("pooling_type", 0)
-    if fields.architecture in _ENCODERS or 1 <= pooling <= 4:
+    if fields.architecture in architectures.ENCODERS or 1 <= pooling <= 4:
         return True
-    return fields.architecture not in _DIFFUSION and not fields.flag("attention.causal", True)
+    return fields.architecture not in architectures.DIFFUSION and not fields.flag("attention.causal", True)
 
 
 def _learned_positions(fields: Fields, tensors: Iterable[TensorInfo]) -> bool:
-    return fields.architecture in _LEARNED_POSITIONS or any(t.name == "position_embd.weight" for t in tensors)
+    return fields.architecture in architectures.LEARNED_POSITIONS or any(
+        t.name == "position_embd.weight" for t in tensors
+    )
 
 
 def _named_templates(fields: Fields) -> Mapping[str, str]:

@@ -6,42 +6,31 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from localllm.errors import UsageError
+from localllm.models.gguf.types import TENSOR_TYPES, TensorType
 
-# (elements a block, bytes a block) of every type that llama.cpp's KV cache takes.
-_BLOCKS: dict[str, tuple[int, int]] = {
-    "f32": (1, 4),
-    "f16": (1, 2),
-    "bf16": (1, 2),
-    "q8_0": (32, 34),
-    "q5_1": (32, 24),
-    "q5_0": (32, 22),
-    "q4_1": (32, 20),
-    "q4_0": (32, 18),
-    "iq4_nl": (32, 18),
-}
+ALL_TYPES: tuple[str, ...] = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+"""The types that llama.cpp's KV cache takes: some of ggml's tensor types, in lower case."""
 
-ALL_TYPES: tuple[str, ...] = tuple(_BLOCKS)
 FLAG_TYPES: tuple[str, ...] = ("f16", "q8_0", "q4_0")
 """The types that `--kv` offers; the others are for the library and for measuring."""
 
 
-def is_quantized(kv_type: str) -> bool:
-    """Say whether values of this type come in blocks with a shared scale."""
-    return block_of(kv_type)[0] > 1
+def number_of(kv_type: str) -> int:
+    """Return ggml's number of a KV type. Raises UsageError for an unknown one."""
+    if kv_type not in ALL_TYPES:
+        raise UsageError(f"{kv_type!r} is not a KV cache type.", f"choose one of: {', '.join(ALL_TYPES)}")
+    return next(number for number, kind in TENSOR_TYPES.items() if kind.name.lower() == kv_type)
 
 
-def block_of(kv_type: str) -> tuple[int, int]:
-    """Return (elements a block, bytes a block). Raises UsageError for an unknown type."""
-    try:
-        return _BLOCKS[kv_type]
-    except KeyError:
-        raise UsageError(f"{kv_type!r} is not a KV cache type.", f"choose one of: {', '.join(_BLOCKS)}") from None
+def packing_of(kv_type: str) -> TensorType:
+    """Return how values of a KV type are packed. Raises UsageError for an unknown one."""
+    return TENSOR_TYPES[number_of(kv_type)]
 
 
 def row_bytes(kv_type: str, n_values: int) -> int:
     """Return the bytes of a row of `n_values`, a multiple of the type's block (rounded up if it is not)."""
-    per_block, n_bytes = block_of(kv_type)
-    return -(-n_values // per_block) * n_bytes
+    packing = packing_of(kv_type)
+    return -(-n_values // packing.block_values) * packing.block_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +44,8 @@ class KvTypes:
     v: str = "f16"
 
     def __post_init__(self) -> None:
-        block_of(self.k)
-        block_of(self.v)
+        number_of(self.k)
+        number_of(self.v)
 
     @classmethod
     def parse(cls, text: str, allowed: tuple[str, ...] = FLAG_TYPES) -> KvTypes:
@@ -74,19 +63,9 @@ class KvTypes:
         return self.k if self.k == self.v else f"{self.k}:{self.v}"
 
     @property
-    def bytes_per_k(self) -> float:
-        """Mean bytes of one value of K."""
-        return block_of(self.k)[1] / block_of(self.k)[0]
-
-    @property
-    def bytes_per_v(self) -> float:
-        """Mean bytes of one value of V."""
-        return block_of(self.v)[1] / block_of(self.v)[0]
-
-    @property
     def needs_flash_attention(self) -> bool:
         """A quantised V cache can only be read by flash attention."""
-        return is_quantized(self.v)
+        return packing_of(self.v).is_quantized
 
     def check(
         self,
@@ -112,7 +91,7 @@ class KvTypes:
                 f"--flash-attn on, or keep V unquantised: --kv {KvTypes(self.k, 'f16')}",
             )
         for side, kv_type, sizes in (("K", self.k, head_sizes_k), ("V", self.v, head_sizes_v)):
-            per_block = block_of(kv_type)[0]
+            per_block = packing_of(kv_type).block_values
             bad = sorted({size for size in sizes if size % per_block})
             if bad:
                 other = KvTypes("f16", self.v) if side == "K" else KvTypes(self.k, "f16")

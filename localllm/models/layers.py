@@ -7,30 +7,12 @@ tensors where the header does not say, so a new architecture is understood witho
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from localllm.models.architectures import WINDOW_DEFAULTS, WINDOW_PERIODS
 from localllm.models.fields import Fields
 from localllm.models.gguf import TensorInfo
 
-# Architectures whose layers take turns between window and full attention: (period, full first).
-# Without a pattern in the file, layer i has a window unless it is the period's last (or first).
-_WINDOW_PERIODS: dict[str, tuple[int, bool]] = {
-    "gemma2": (2, False),
-    "gemma3": (6, False),
-    "gemma3n": (5, False),
-    "gemma-embedding": (6, False),
-    "cohere2": (4, False),
-    "gpt-oss": (2, False),
-    "llama4": (4, False),
-    "exaone4": (4, False),
-    "exaone-moe": (4, False),
-    "olmo2": (4, False),
-    "plamo3": (8, False),
-    "afmoe": (4, False),
-    "modern-bert": (3, True),
-    "smallthinker": (4, True),
-}
-_WINDOW_DEFAULTS = {"gemma2": 4096, "llama4": 8192}
 _RECURRENT_PARTS = ("ssm_", "shortconv.", "time_mix_")
 _ATTENTION_PARTS = ("attn_k.", "attn_kv_a_mqa.", "attn_k_b.")
 
@@ -74,13 +56,13 @@ def layers_of(fields: Fields, tensors: Iterable[TensorInfo]) -> tuple[Layer, ...
         recurrent = any(name.startswith(_RECURRENT_PARTS) for name in names)
         attends = not recurrent or any(name.startswith(_ATTENTION_PARTS) for name in names)
         layer = _attention(fields, heads[index], heads_kv[index], windowed[index], attends and index < n_with_kv)
-        layers.append(_with_state(layer, conv, state) if recurrent else layer)
+        layers.append(replace(layer, conv_values=conv, state_values=state) if recurrent else layer)
     return tuple(layers)
 
 
 def window_tokens_of(fields: Fields) -> int:
     """Return the attention window in tokens, 0 where every layer sees everything."""
-    window = fields.integer("attention.sliding_window", _WINDOW_DEFAULTS.get(fields.architecture, 0))
+    window = fields.integer("attention.sliding_window", WINDOW_DEFAULTS.get(fields.architecture, 0))
     if fields.architecture == "llama4":
         window = fields.integer("attention.chunk_size", window)
     return window if any(_windowed(fields, fields.n_layers)) else 0
@@ -97,12 +79,12 @@ def _parts_by_layer(tensors: Iterable[TensorInfo]) -> dict[int, frozenset[str]]:
 
 
 def _windowed(fields: Fields, n_layers: int) -> list[bool]:
-    if not fields.integer("attention.sliding_window", _WINDOW_DEFAULTS.get(fields.architecture, 0)):
+    if not fields.integer("attention.sliding_window", WINDOW_DEFAULTS.get(fields.architecture, 0)):
         return [False] * n_layers
     pattern = fields.integers("attention.sliding_window_pattern")
     if len(pattern) > 1 or (pattern and n_layers == 1):
         return [bool(pattern[index % len(pattern)]) for index in range(n_layers)]
-    known = _WINDOW_PERIODS.get(fields.architecture)
+    known = WINDOW_PERIODS.get(fields.architecture)
     if known is None and not pattern:
         return [False] * n_layers
     period, full_first = known or (0, False)
@@ -130,20 +112,6 @@ def _attention(fields: Fields, n_head: int, n_head_kv: int, windowed: bool, stor
         k_values=size_k * n_head_kv if stores else 0,
         v_values=size_v * n_head_kv if stores and not latent else 0,
         is_windowed=windowed and stores,
-    )
-
-
-def _with_state(layer: Layer, conv: int, state: int) -> Layer:
-    return Layer(
-        layer.n_head,
-        layer.n_head_kv,
-        layer.head_size_k,
-        layer.head_size_v,
-        layer.k_values,
-        layer.v_values,
-        layer.is_windowed,
-        conv,
-        state,
     )
 
 

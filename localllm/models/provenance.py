@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from localllm.models import record
+from localllm.models.disk import record
 
 FILE_NAME = "provenance.json"
 KIND = "provenance"

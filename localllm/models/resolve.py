@@ -77,10 +77,10 @@ def _from_hub(ref: reference.HubRef, store: Store) -> ModelFile:
     if stored is not None:
         return _from_store(stored)
     quant = ref.quant or reference.DEFAULT_QUANT
-    wanted = filenames.nfc(f"{ref.repo}:{quant}")
+    wanted = filenames.folded(f"{ref.repo}:{quant}")
     for model in caches.find_all():
         right_commit = ref.revision is None or ref.revision in model.path.parts
-        if filenames.nfc(model.name) == wanted and right_commit:
+        if filenames.folded(model.name) == wanted and right_commit:
             return _from_cache(model)
     raise ModelNotFound(f"{ref} is not here yet", f"localllm pull {ref}")
 
@@ -91,7 +91,7 @@ def _from_alias(name: str, store: Store) -> ModelFile:
     if stored is not None:
         return _from_store(stored)
     entry = catalog.find(name)
-    if entry is not None and entry.sha256 is not None:
+    if entry is not None:
         for model in store.list():
             if model.sha256 == entry.sha256:
                 return _from_store(model)
@@ -113,7 +113,7 @@ def _by_name(text: str, store: Store) -> ModelFile:
             f"no stored model is called {text!r}, but a file or folder here is",
             pasteable("localllm", "run", f"./{text}"),
         )
-    aliases = [entry.alias for entry in catalog.CATALOG if filenames.nfc(text) in entry.alias]
+    aliases = [entry.alias for entry in catalog.CATALOG if filenames.folded(text) in entry.alias]
     if aliases:
         raise ModelNotFound(f"no model here is called {text!r}", f"localllm pull {aliases[0]}")
     hint = pasteable("localllm", "pull", f"hf:{text}") if text.count("/") == 1 and " " not in text else "localllm ls"
@@ -121,9 +121,9 @@ def _by_name(text: str, store: Store) -> ModelFile:
 
 
 def _choose_cached(models: Sequence[CachedModel], text: str) -> CachedModel | None:
-    wanted = filenames.nfc(text)
-    exact = [model for model in models if filenames.nfc(model.name) == wanted]
-    partly = exact or [model for model in models if wanted in filenames.nfc(model.name)]
+    wanted = filenames.folded(text)
+    exact = [model for model in models if filenames.folded(model.name) == wanted]
+    partly = exact or [model for model in models if wanted in filenames.folded(model.name)]
     names = sorted({model.name for model in partly})
     if len(names) > 1:
         raise UsageError(

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from localllm.errors import ModelRefused
 from localllm.models.filenames import group
-from localllm.models.gguf import GgufHeader, read_header
-from localllm.models.gguf_source import refusal
+from localllm.models.gguf import GgufHeader, read_header, refusal
 
 
 def read_set(path: Path) -> list[GgufHeader]:

@@ -11,11 +11,12 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from localllm.errors import ModelNotFound, UsageError
-from localllm.models import filenames, files, lock, provenance
+from localllm.models import filenames, provenance
+from localllm.models.disk import files, lock
 from localllm.models.provenance import Provenance
 
 _NAME = re.compile(r"[A-Za-z0-9._:/-]{1,200}")
@@ -93,7 +94,7 @@ class Store:
     def list(self) -> list[StoredModel]:
         """Return every model, sound or not, by name. Never raises; damaged records are set aside once."""
         found = [_inspect(folder) for folder in _folders(self.models)]
-        return sorted(found, key=lambda model: filenames.nfc(model.name))
+        return sorted(found, key=lambda model: filenames.folded(model.name))
 
     def unfinished(self) -> tuple[Unfinished, ...]:
         """Return what broken-off pulls left to resume."""
@@ -177,9 +178,9 @@ class Store:
 
 def choose(models: list[StoredModel], text: str) -> StoredModel | None:
     """Return the model called `text`, else the only one whose name contains it. Raises UsageError if several."""
-    wanted = filenames.nfc(text)
-    exact = [model for model in models if filenames.nfc(model.name) == wanted or model.folder.name == text]
-    partly = exact or [model for model in models if wanted and wanted in filenames.nfc(model.name)]
+    wanted = filenames.folded(text)
+    exact = [model for model in models if filenames.folded(model.name) == wanted or model.folder.name == text]
+    partly = exact or [model for model in models if wanted and wanted in filenames.folded(model.name)]
     if len(partly) > 1:
         names = ", ".join(model.name for model in partly)
         raise UsageError(f"{text!r} fits {len(partly)} models: {names}", f"localllm show {partly[0].name}")
@@ -256,16 +257,5 @@ def _replace_in(target: Path, staging: Path, facts: Provenance) -> None:
         os.replace(staging / one.name, target / name)
         renamed.append(provenance.StoredFile(name, one.size_bytes, one.sha256))
     files.sync_folder(target)
-    new = Provenance(
-        facts.name,
-        facts.source,
-        facts.revision,
-        facts.license,
-        facts.quant,
-        facts.quantiser,
-        facts.imatrix,
-        facts.pulled_at,
-        tuple(renamed),
-    )
-    provenance.save(target, new)
+    provenance.save(target, replace(facts, files=tuple(renamed)))
     _delete_others(target, {one.name for one in renamed} | {provenance.FILE_NAME})

@@ -10,7 +10,7 @@ import pytest
 
 from localllm.bench.bandwidth import last_cache_bytes, probe_bytes, read_bandwidth, weight_bytes_per_token
 from localllm.models.gguf import TensorInfo
-from localllm.models.gguf_types import TENSOR_TYPES
+from localllm.models.gguf.types import TENSOR_TYPES
 from localllm.models.info import ModelInfo, read_info
 
 

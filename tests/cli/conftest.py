@@ -17,7 +17,7 @@ from localllm.cli import main
 from localllm.cli.app import run_command
 from localllm.runtime.engine import Batch
 from localllm.runtime.service import Service
-from tests.fake_engine import ASSISTANT, EOS, TEMPLATE, FakeEngine, FakeTokenizer, fake_service
+from tests.fake_engine import ASSISTANT, EOS, TEMPLATE, FakeEngine, fake_service, fake_tokenizer
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Opened:
         if ASSISTANT not in tokens:
             return ord("x")
         start = len(tokens) - list(reversed(tokens)).index(ASSISTANT)
-        prompt = FakeTokenizer().decode(list(tokens[:start]))
+        prompt = fake_tokenizer().decode(list(tokens[:start]))
         if prompt not in self.prompts:
             self.prompts.append(prompt)
         said = self.answer(prompt).encode()

@@ -16,7 +16,7 @@ from localllm.backends.llamacpp import report
 from localllm.backends.llamacpp.devices import Device
 from localllm.backends.llamacpp.report import NativeReport
 from localllm.cli import checks
-from localllm.known_bad import KNOWN_BAD, faults_of, is_within
+from localllm.cli.known_bad import KNOWN_BAD, faults_of, is_within
 from tests.cli.conftest import Result
 from tests.cli.test_ls import put
 

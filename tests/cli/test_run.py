@@ -69,10 +69,10 @@ def test_prompt_without_a_model_goes_to_the_default_and_says_so(
 
 
 def test_default_names_better_models_that_fit(cli: Cli, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    from localllm.models import available, memory
+    from localllm.models import available
 
     monkeypatch.setattr(available, "total_bytes", lambda: 64 << 30)
-    monkeypatch.setattr(memory, "available_bytes", lambda: 1 << 30)  # what is free at the moment says little
+    monkeypatch.setattr(available, "available_bytes", lambda: 1 << 30)  # what is free at the moment says little
     assert "localllm pull" in cli("run", "two words").err
     assert cli("run", "two words", "-q").err == ""
 

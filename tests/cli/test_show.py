@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from localllm.models import memory
+from localllm.models import available
 from tests.cli.conftest import Result
 from tests.cli.test_ls import SHA256, put
 from tests.models.ggufs import ARRAY, STRING, U32, key, small_model
@@ -63,7 +63,7 @@ def test_memory_gives_terms_verdict_and_largest_context(cli: Cli, model: Path, m
     assert facts["largest_ctx"] == 1024
     assert facts["memory"]["n_ctx"] == 512
     assert facts["memory"]["kv_bytes"] == 512 * 256
-    monkeypatch.setattr(memory, "available_bytes", lambda: 1_000_000)
+    monkeypatch.setattr(available, "available_bytes", lambda: 1_000_000)
     assert cli("show", str(model), "--memory", "--json").json()["fits"] is False
     text = cli("show", str(model), "--memory")
     assert text.code == 0
@@ -128,7 +128,9 @@ def test_refusals(cli: Cli, model: Path, argv: list[str], code: int) -> None:
 
 
 def test_quantised_kv_that_the_heads_do_not_divide_is_refused(cli: Cli, tmp_path: Path) -> None:
-    path = small_model(attention__head_count=key("llama.attention.head_count", U32, 4)).write(tmp_path / "m.gguf")
+    heads = {"attention__head_count": 4, "attention__head_count_kv": 2}  # of 16 values
+    keys = {name: key(f"llama.{name.replace('__', '.')}", U32, value) for name, value in heads.items()}
+    path = small_model(**keys).write(tmp_path / "m.gguf")
     result = cli("show", str(path), "--kv", "q8_0")
     assert result.code == 2
     assert "--kv f16" in result.err

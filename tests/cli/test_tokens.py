@@ -16,7 +16,7 @@ import pytest
 
 import localllm
 from tests.cli.conftest import Result
-from tests.fake_engine import BOS, EOS, N_VOCAB, SPECIALS, FakeTokenizer
+from tests.fake_engine import BOS, EOS, N_VOCAB, SPECIALS, fake_tokenizer
 
 Cli = Callable[..., Result]
 
@@ -24,7 +24,7 @@ Cli = Callable[..., Result]
 class Opened:
     """Stands for a model whose vocabulary is loaded."""
 
-    tokenizer = FakeTokenizer()
+    tokenizer = fake_tokenizer()
     closed = 0
 
     def close(self) -> None:

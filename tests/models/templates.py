@@ -1,13 +1,10 @@
-"""What the chat template tests share: the conversations, and a tokenizer that knows given spellings."""
+"""What the chat template tests share: the templates, their spellings, and the conversations."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-from localllm.models.tokenizer import Vocabulary
 
 BOS, EOS = "<s>", "</s>"
 
@@ -87,40 +84,3 @@ _SPELLED = re.compile(
 def spellings(text: str) -> list[str]:
     """Return every spelling in a template that a vocabulary might hold as one token."""
     return sorted(set(_SPELLED.findall(text)))
-
-
-class SpellingTokenizer:
-    """A tokenizer with given spellings as control tokens (ids from 0); its other tokens are bytes (from 1000)."""
-
-    def __init__(self, specials: Sequence[str], *, add_bos: bool = False, adds_space: bool = False) -> None:
-        self.specials = list(specials)
-        self.adds_space = adds_space
-        longest_first = sorted(map(re.escape, specials), key=len, reverse=True)
-        self._pattern = re.compile("(" + "|".join(longest_first) + ")") if specials else re.compile("(?!)")
-        bos = self.specials.index(BOS) if BOS in self.specials else None
-        self.vocabulary = Vocabulary(
-            n_vocab=2000, bos_id=bos, eos_id=None, eog_ids=frozenset(), add_bos=add_bos, specials=tuple(specials)
-        )
-
-    def encode(self, text: str, *, parse_special: bool, add_bos: bool = False, continues: bool = False) -> list[int]:
-        ids: list[int] = []
-        for at, part in enumerate(self._pattern.split(text) if parse_special else [text]):
-            if at % 2:
-                ids.append(self.specials.index(part))
-            elif part:
-                spaced = " " + part if self.adds_space and not (continues and at == 0) else part
-                ids += [1000 + byte for byte in spaced.encode()]
-        return ids
-
-    def piece(self, token: int) -> bytes:
-        return self.specials[token].encode() if token < 1000 else bytes([token - 1000])
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return b"".join(map(self.piece, tokens)).decode("utf-8", "replace")
-
-    def constraint_tokenizer(self) -> Any:
-        raise NotImplementedError
-
-    def control(self, tokens: Sequence[int]) -> list[str]:
-        """Return the control tokens of a prompt, in order."""
-        return [self.specials[token] for token in tokens if token < 1000]

@@ -14,13 +14,13 @@ from localllm.models.catalog import CATALOG, GIB, best_for
 def test_every_entry_can_be_pulled_and_checked(entry: catalog.CatalogEntry) -> None:
     ref = reference.parse(entry.reference)
     assert isinstance(ref, (reference.HubRef, reference.PypiRef))
-    assert entry.sha256 is None or re.fullmatch("[0-9a-f]{64}", entry.sha256)
+    assert re.fullmatch("[0-9a-f]{64}", entry.sha256)
     if isinstance(ref, reference.HubRef):
         assert ref.quant == entry.quant
         assert ref.revision is None
-        assert entry.revision is None or re.fullmatch("[0-9a-f]{40}", entry.revision)
+        assert re.fullmatch("[0-9a-f]{40}", entry.revision)
     assert reference.parse(entry.alias) == reference.Alias(entry.alias)
-    assert entry.size_bytes is None or entry.size_bytes < 0.8 * entry.min_memory_gb * GIB
+    assert entry.size_bytes < 0.8 * entry.min_memory_gb * GIB
 
 
 def test_the_default_is_an_entry() -> None:

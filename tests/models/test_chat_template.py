@@ -11,8 +11,9 @@ import pytest
 from localllm.errors import TemplateError, UsageError
 from localllm.models import chat_template
 from localllm.models.chat_template import ChatTemplate, Encoded, encode
+from tests.byte_tokenizer import ByteTokenizer
 from tests.models import templates
-from tests.models.templates import BOS, CALLED, EOS, SpellingTokenizer
+from tests.models.templates import BOS, CALLED, EOS
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' + '\n' }}{% endfor %}"
@@ -213,7 +214,7 @@ def test_a_model_without_a_template_is_refused_with_the_way_out() -> None:
 
 
 def _tokens(source: str, *, add_bos: bool, content: str = "hi") -> list[str]:
-    tokenizer = SpellingTokenizer(SPECIALS, add_bos=add_bos)
+    tokenizer = ByteTokenizer(SPECIALS, bos=BOS, add_bos=add_bos)
     template = ChatTemplate(source, specials=SPECIALS, bos=BOS, eos=EOS)
     rendered = template.render([{"role": "user", "content": content}], max_chars=1000)
     return tokenizer.control(encode(tokenizer, rendered).tokens)
@@ -234,8 +235,8 @@ def test_a_bos_that_the_user_wrote_does_not_count() -> None:
 # Boundaries
 
 
-def _encoded(chat: list[dict[str, Any]], source: str = CHATML, **kwargs: Any) -> tuple[SpellingTokenizer, Encoded]:
-    tokenizer = SpellingTokenizer(SPECIALS, **kwargs)
+def _encoded(chat: list[dict[str, Any]], source: str = CHATML, **kwargs: Any) -> tuple[ByteTokenizer, Encoded]:
+    tokenizer = ByteTokenizer(SPECIALS, **kwargs)
     return tokenizer, encode(tokenizer, ChatTemplate(source, specials=SPECIALS).render(chat, max_chars=10_000))
 
 
@@ -265,7 +266,7 @@ def test_what_stands_before_a_boundary_is_the_same_in_a_longer_conversation() ->
 
 
 def test_boundary_inside_a_token_moves_before_it() -> None:
-    class Pairs(SpellingTokenizer):
+    class Pairs(ByteTokenizer):
         """Joins two bytes to a token, so a boundary can fall inside one."""
 
         def encode(self, text: str, **kwargs: Any) -> list[int]:
@@ -306,7 +307,7 @@ def test_reordered_messages_have_no_boundary_between_them() -> None:
 def test_boundaries_are_ascending_and_within_every_templates_prompt(shared: Path, name: str) -> None:
     text = templates.source(shared, name)
     specials = templates.spellings(text)
-    tokenizer = SpellingTokenizer(specials)
+    tokenizer = ByteTokenizer(specials)
     chat = [
         {"role": "user", "content": "a <x>"},
         {"role": "assistant", "content": "b"},

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from localllm.errors import ModelNotFound, ModelRefused
-from localllm.models.gguf import MAX_KEYS, MAX_TENSORS, read_header
-from localllm.models.gguf_types import TENSOR_TYPES
-from localllm.models.gguf_values import MAX_STRINGS, GgufArray
+from localllm.models.gguf import GgufArray, read_header
+from localllm.models.gguf.reader import MAX_KEYS, MAX_TENSORS
+from localllm.models.gguf.types import TENSOR_TYPES
+from localllm.models.gguf.values import MAX_STRINGS
 from tests.models.ggufs import (
     ARRAY,
     BOOL,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from localllm.errors import UsageError
-from localllm.models.kv_types import ALL_TYPES, FLAG_TYPES, KvTypes, block_of, is_quantized, row_bytes
+from localllm.models.kv_types import ALL_TYPES, FLAG_TYPES, KvTypes, number_of, packing_of, row_bytes
 
 
 @pytest.mark.parametrize(
@@ -34,14 +34,15 @@ def test_unknown_type_is_refused_wherever_it_comes_from() -> None:
         KvTypes("q9")
 
 
-def test_bytes_are_those_of_ggml() -> None:
+def test_numbers_and_bytes_are_those_of_ggml() -> None:
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
     for name in ALL_TYPES:
-        assert block_of(name) == GGML_QUANT_SIZES[GGMLQuantizationType[name.upper()]]
-    assert (KvTypes("q8_0", "f16").bytes_per_k, KvTypes("q8_0", "f16").bytes_per_v) == (34 / 32, 2)
+        number, packing = GGMLQuantizationType[name.upper()], packing_of(name)
+        assert number_of(name) == number
+        assert (packing.block_values, packing.block_bytes) == GGML_QUANT_SIZES[number]
     assert (row_bytes("q4_0", 128), row_bytes("f16", 128)) == (72, 256)
-    assert [name for name in ALL_TYPES if not is_quantized(name)] == ["f32", "f16", "bf16"]
+    assert [name for name in ALL_TYPES if not packing_of(name).is_quantized] == ["f32", "f16", "bf16"]
 
 
 def test_quantised_v_without_flash_attention_names_both_ways_out() -> None:

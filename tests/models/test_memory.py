@@ -10,28 +10,29 @@ from pathlib import Path
 
 import pytest
 
+from localllm.backends.cpu.probe import probe
 from localllm.errors import NotEnoughMemory
+from localllm.models.available import available_bytes, total_bytes
 from localllm.models.gguf import TensorInfo
-from localllm.models.gguf_types import TENSOR_TYPES
+from localllm.models.gguf.types import TENSOR_TYPES
 from localllm.models.info import ModelInfo, read_info
 from localllm.models.kv_types import KvTypes
 from localllm.models.layers import Layer
 from localllm.models.memory import (
     ContextShape,
-    available_bytes,
     estimate,
     kv_bytes,
     kv_bytes_per_token,
     largest_ctx,
     require,
     state_bytes,
-    total_bytes,
 )
-from localllm.models.repack import CpuLayout, cpu_flags, cpu_layout, repacked_bytes
+from localllm.models.repack import repacked_bytes, repacked_types
 from tests.models.ggufs import U32, key, small_model
+from tests.tiny_models import TINY
 
 MIB = 2**20
-PLAIN = ContextShape(cpu=CpuLayout())
+PLAIN = ContextShape()
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def with_layers(info: ModelInfo, *layers: Layer, window: int = 0) -> ModelInfo:
 def test_8b_llama_3_at_10240_tokens_is_1342_mb_of_kv(dense: ModelInfo) -> None:
     layer = Layer(32, 8, 128, 128, k_values=1024, v_values=1024)
     llama = with_layers(dense, *[layer] * 32)
-    assert kv_bytes(llama, n_ctx=10_240) == 1_342_177_280
+    assert kv_bytes(llama, 10_240) == 1_342_177_280
     assert kv_bytes_per_token(llama) == 131_072
     assert kv_bytes_per_token(llama, KvTypes("q8_0", "q8_0")) == 131_072 * 17 // 32
     assert kv_bytes_per_token(llama, KvTypes("q8_0", "f16")) == 65_536 * 17 // 32 + 65_536
@@ -56,22 +57,21 @@ def test_window_layers_hold_a_window_a_slot_and_a_batch(dense: ModelInfo) -> Non
     full, window = Layer(1, 1, 64, 64, 64, 64), Layer(1, 1, 64, 64, 64, 64, is_windowed=True)
     info = with_layers(dense, full, window, window=512)
     cell = 64 * 2 * 2
-    assert kv_bytes(info, n_ctx=8192, n_slots=2, n_ubatch=128) == cell * (8192 + 1280)
-    assert kv_bytes(info, n_ctx=8192, n_slots=2, n_ubatch=512) == cell * (8192 + 1536)
-    assert kv_bytes(info, n_ctx=300, n_slots=2, n_ubatch=512) == cell * (512 + 512)
-    whole = ContextShape(swa_full=True)
-    assert kv_bytes(info, n_ctx=8192, n_slots=2, n_ubatch=128, shape=whole) == cell * 2 * 8192
+    assert kv_bytes(info, 8192, ContextShape(n_ubatch=128)) == cell * (8192 + 1280)
+    assert kv_bytes(info, 8192, ContextShape(n_ubatch=512)) == cell * (8192 + 1536)
+    assert kv_bytes(info, 300, ContextShape(n_ubatch=512)) == cell * (512 + 512)
+    assert kv_bytes(info, 8192, ContextShape(n_ubatch=128, swa_full=True)) == cell * 2 * 8192
 
 
 def test_snapshots_cost_state_only_where_the_architecture_has_them(dense: ModelInfo) -> None:
     info = with_layers(dense, Layer(1, 0, 64, 64, conv_values=100, state_values=900))
-    assert state_bytes(info, n_slots=3) == 12_000
-    assert state_bytes(info, n_slots=3, n_rs_seq=4) == 12_000
-    assert state_bytes(replace(info, can_roll_back_state=True), n_slots=3, n_rs_seq=4) == 60_000
+    assert state_bytes(info, ContextShape(n_slots=3)) == 12_000
+    assert state_bytes(info, ContextShape(n_slots=3, n_rs_seq=4)) == 12_000
+    assert state_bytes(replace(info, can_roll_back_state=True), ContextShape(n_slots=3, n_rs_seq=4)) == 60_000
 
 
 def test_total_is_the_sum_of_its_terms_or_the_peak_of_loading(dense: ModelInfo) -> None:
-    small = estimate(dense, n_ctx=256, n_ubatch=64, shape=PLAIN)
+    small = estimate(dense, 256, ContextShape(n_ubatch=64))
     assert small.running_bytes == sum(
         (
             small.weights_bytes,
@@ -85,34 +85,38 @@ def test_total_is_the_sum_of_its_terms_or_the_peak_of_loading(dense: ModelInfo) 
         )
     )
     assert small.total_bytes == small.running_bytes
-    heavy = estimate(replace(dense, size_bytes=10**9), n_ctx=256, shape=PLAIN)
+    heavy = estimate(replace(dense, size_bytes=10**9), 256)
     assert heavy.total_bytes == heavy.load_peak_bytes > 10**9
 
 
 @pytest.mark.parametrize(
-    "grow",
-    [{"n_ctx": 2048}, {"n_slots": 8}, {"n_ubatch": 1024}, {"shape": ContextShape(flash_attn=False, cpu=CpuLayout())}],
+    ("n_ctx", "more"),
+    [
+        (2048, PLAIN),
+        (1024, replace(PLAIN, n_slots=8)),
+        (1024, replace(PLAIN, n_ubatch=1024)),
+        (1024, replace(PLAIN, flash_attn=False)),
+    ],
 )
-def test_more_of_anything_never_takes_less(grow: dict[str, object], dense: ModelInfo) -> None:
-    base: dict[str, object] = {"n_ctx": 1024, "n_slots": 2, "n_ubatch": 512, "shape": PLAIN}
-    assert estimate(dense, **{**base, **grow}).total_bytes > estimate(dense, **base).total_bytes
+def test_more_of_anything_takes_more(n_ctx: int, more: ContextShape, dense: ModelInfo) -> None:
+    assert estimate(dense, n_ctx, more).total_bytes > estimate(dense, 1024, PLAIN).total_bytes
 
 
 def test_largest_context_just_fits(dense: ModelInfo) -> None:
     info = replace(dense, n_ctx_train=2**32 - 1)
     for budget in (100_000_000, 1_000_000_000, 50_000_000_000):
-        fits = largest_ctx(info, budget, shape=PLAIN)
+        fits = largest_ctx(info, budget)
         assert fits % 256 == 0
-        assert estimate(info, n_ctx=fits, shape=PLAIN).total_bytes <= budget
-        assert estimate(info, n_ctx=fits + 256, shape=PLAIN).total_bytes > budget
-    assert largest_ctx(info, 1_000, shape=PLAIN) == 0
-    assert largest_ctx(dense, 10**12, shape=PLAIN) == dense.n_ctx_train
+        assert estimate(info, fits).total_bytes <= budget
+        assert estimate(info, fits + 256).total_bytes > budget
+    assert largest_ctx(info, 1_000) == 0
+    assert largest_ctx(dense, 10**12) == dense.n_ctx_train
 
 
 def test_refusal_names_need_available_and_what_fits(dense: ModelInfo) -> None:
     with pytest.raises(NotEnoughMemory) as caught:
-        require(dense, n_ctx=1_000_000, shape=PLAIN, available=1_000_000_000)
-    fits = largest_ctx(dense, 900_000_000, shape=PLAIN)
+        require(dense, 1_000_000, PLAIN, available_bytes=1_000_000_000)
+    fits = largest_ctx(dense, 900_000_000)
     assert caught.value.details["largest_ctx"] == fits > 0
     assert caught.value.details["available_bytes"] == 1_000_000_000
     assert caught.value.details["needed_bytes"] > 900_000_000
@@ -123,13 +127,13 @@ def test_refusal_names_need_available_and_what_fits(dense: ModelInfo) -> None:
 
 def test_refusal_without_any_context_that_fits_says_so(dense: ModelInfo) -> None:
     with pytest.raises(NotEnoughMemory) as caught:
-        require(dense, n_ctx=256, shape=PLAIN, available=1_000_000)
+        require(dense, 256, PLAIN, available_bytes=1_000_000)
     assert caught.value.details["largest_ctx"] == 0
     assert "--ctx" not in caught.value.hint
 
 
 def test_what_fits_is_returned(dense: ModelInfo) -> None:
-    assert require(dense, n_ctx=256, shape=PLAIN, available=10**12) == estimate(dense, n_ctx=256, shape=PLAIN)
+    assert require(dense, 256, PLAIN, available_bytes=10**12) == estimate(dense, 256)
 
 
 # Against llama.cpp's own report.
@@ -143,18 +147,6 @@ def native(path: Path, *options: object) -> dict[str, float]:
     return json.loads(done.stdout)
 
 
-TINY = [
-    "deepseek2-moe",
-    "gemma3-dense",
-    "gpt-oss-moe",
-    "granitehybrid-dense",
-    "lfm2-dense",
-    "llama-dense",
-    "mamba2-dense",
-    "qwen2-dense",
-    "qwen35-dense",
-    "qwen3moe-moe",
-]
 ROUNDED = 0.011 * MIB
 """The report has two digits after the point, and there are at most two lines a kind."""
 
@@ -169,8 +161,8 @@ def test_exact_terms_are_what_llama_cpp_allocates(name: str, kv: str, tiny: Path
         types = KvTypes(types.k, types.k)
     real = native(path, 1000, 3, 64, types.k, types.v, int(unified), 4, 0)
     info = read_info(path)
-    shape = ContextShape(kv_unified=unified, n_rs_seq=4)
-    ours = estimate(info, n_ctx=1000, kv=types, n_slots=3, n_ubatch=64, repack=False, shape=shape)
+    shape = ContextShape(kv=types, n_slots=3, n_ubatch=64, kv_unified=unified, n_rs_seq=4)
+    ours = estimate(info, 1000, shape)
     assert real["loaded"]
     assert ours.kv_bytes == pytest.approx(real.get("KV", 0) * MIB, abs=ROUNDED)
     assert ours.state_bytes == pytest.approx(real.get("RS", 0) * MIB, abs=ROUNDED)
@@ -182,8 +174,10 @@ def test_exact_terms_are_what_llama_cpp_allocates(name: str, kv: str, tiny: Path
 @pytest.mark.parametrize("repack", [False, True])
 def test_weights_and_copies_of_the_real_model_are_what_llama_cpp_reports(smollm2: Path, repack: bool) -> None:
     real = native(smollm2, 512, 2, 128, "f16", "f16", 1, 0, int(repack))
-    shape = ContextShape(cpu=cpu_layout(amx_build=bool(real["amx_build"])))
-    ours = estimate(read_info(smollm2), n_ctx=512, n_slots=2, n_ubatch=128, repack=repack, shape=shape)
+    if repack and real["amx_build"]:
+        pytest.skip("a library with AMX is not let repack")
+    repacked = repacked_types(probe().features) if repack else frozenset[str]()
+    ours = estimate(read_info(smollm2), 512, ContextShape(n_ubatch=128, repacked=repacked))
     assert ours.kv_bytes == real["KV"] * MIB
     assert ours.weights_bytes == pytest.approx(real["mapped"] * MIB, abs=ROUNDED)
     assert ours.repacked_bytes == pytest.approx(real.get("copied", 0) * MIB, abs=ROUNDED)
@@ -201,28 +195,18 @@ def weight(type_name: str, shape: tuple[int, ...], name: str = "blk.0.ffn_up.wei
 
 
 def test_copies_depend_on_type_shape_and_cpu() -> None:
-    avx2, avx512 = cpu_layout(frozenset(("avx2",))), cpu_layout(frozenset(("avx2", "avx512f")))
-    tiles = frozenset(("avx2", "avx512f", "amx_tile", "amx_int8"))
-    amx = cpu_layout(tiles, amx_build=True)
-    assert cpu_layout(tiles) == avx512
-    q4, q8 = weight("Q4_0", (256, 32)), weight("Q8_0", (256, 32))
-    assert [repacked_bytes(q4, cpu) for cpu in (avx2, avx512, amx)] == [q4.n_bytes] * 3
-    assert [repacked_bytes(q8, cpu) for cpu in (avx2, avx512, amx)] == [0, 0, 256 * 38]
+    avx2, avx512 = repacked_types(frozenset({"avx2"})), repacked_types(frozenset({"avx2", "avx512f"}))
+    assert repacked_types(frozenset()) == frozenset()
+    for types in (avx2, avx512):
+        weights = weight("Q4_0", (256, 32))
+        assert repacked_bytes(weights, types) == weights.n_bytes
+        assert repacked_bytes(weight("Q8_0", (256, 32)), types) == 0
+        assert repacked_bytes(weight("Q4_0", (256, 4)), types) == 0
+        assert repacked_bytes(weight("Q4_0", (256, 32), "token_embd.weight"), types) == 0
     assert repacked_bytes(weight("Q2_K", (256, 32)), avx2) == 0
     assert repacked_bytes(weight("Q2_K", (256, 32)), avx512) > 0
-    experts = weight("Q8_0", (256, 32, 4))
-    assert repacked_bytes(experts, amx) == 0
-    assert repacked_bytes(weight("Q4_0", (256, 4)), avx512) == 0
-    assert repacked_bytes(weight("Q4_0", (256, 32), "token_embd.weight"), amx) == 0
-    assert cpu_layout(frozenset()) == CpuLayout()
-
-
-def test_cpu_flags_are_read_from_either_kind_of_cpuinfo(tmp_path: Path) -> None:
-    x86, arm = tmp_path / "x86", tmp_path / "arm"
-    x86.write_text("processor\t: 0\nflags\t\t: fpu avx2 avx512f\n\nprocessor: 1\n")
-    arm.write_text("processor\t: 0\nFeatures\t: fp asimd asimddp i8mm\n")
-    assert cpu_flags(x86) == {"fpu", "avx2", "avx512f"}
-    assert "i8mm" in cpu_flags(arm)
+    arm = repacked_types(frozenset({"asimddp"})), repacked_types(frozenset({"asimddp", "i8mm"}))
+    assert [repacked_bytes(weight("Q8_0", (256, 32)), types) > 0 for types in arm] == [False, True]
 
 
 # What is available.
@@ -278,7 +262,7 @@ def test_without_proc_the_system_is_asked(tmp_path: Path) -> None:
 def test_address_space_limit_counts() -> None:
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30));"
-        "from localllm.models.memory import available_bytes; print(available_bytes())"
+        "from localllm.models.available import available_bytes; print(available_bytes())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert 0 < int(done.stdout) < 2**30
@@ -287,4 +271,4 @@ def test_address_space_limit_counts() -> None:
 def test_absurd_context_of_a_header_is_bounded_by_memory(tmp_path: Path) -> None:
     file = small_model(context_length=key("llama.context_length", U32, 2**32 - 1))
     info = read_info(file.write(tmp_path / "m.gguf"))
-    assert 0 < largest_ctx(info, 500_000_000, shape=PLAIN) < 10**7
+    assert 0 < largest_ctx(info, 500_000_000) < 10**7

@@ -15,9 +15,11 @@ from pathlib import Path
 import pytest
 
 from localllm.errors import ModelNotFound, UsageError
-from localllm.models import files, lock, provenance
+from localllm.models import provenance
+from localllm.models.disk import files, lock
 from localllm.models.provenance import Provenance, StoredFile
 from localllm.models.store import Store, StoredModel, check_name, default_home, folder_of
+from tests.failing import FailingCalls
 
 
 def put(store: Store, name: str, *contents: bytes, revision: str = "r1") -> StoredModel:
@@ -59,34 +61,17 @@ def test_a_new_pull_replaces_the_old_files(store: Store) -> None:
     assert len(store.list()) == 1
 
 
-def test_replacing_shows_the_old_or_the_new_at_every_failing_step(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = fail_at = 0
-
-    def wrapped(real: Callable[..., object]) -> Callable[..., object]:
-        def call(*args: object, **kwargs: object) -> object:
-            nonlocal calls
-            calls += 1
-            if calls == fail_at:
-                raise OSError(errno.EIO, "injected")
-            return real(*args, **kwargs)
-
-        return call
-
+def test_replacing_shows_the_old_or_the_new_at_every_failing_step(store: Store) -> None:
+    calls = FailingCalls()
     put(store, "a:b", b"old")
     for fail_at in range(1, 60):
-        calls = 0
         old, new = store.list()[0].path.read_bytes(), b"new %d" % fail_at
-        with monkeypatch.context() as patch:
-            for name in ("write", "fsync", "replace", "rename", "unlink"):
-                patch.setattr(files.os, name, wrapped(getattr(os, name)))
-            with contextlib.suppress(OSError):
-                put(store, "a:b", new)
+        with calls.at(fail_at, "write", "fsync", "replace", "rename", "unlink"), contextlib.suppress(OSError):
+            put(store, "a:b", new)
         (model,) = store.list()
         assert model.problem == ""
         assert model.path.read_bytes() in (old, new)
-        if calls < fail_at:
+        if calls.n_calls < fail_at:
             break
     assert 5 < fail_at < 59
 

@@ -28,9 +28,6 @@ class Letters:
     def decode(self, tokens: Sequence[int]) -> str:
         return b"".join(map(self.piece, tokens)).decode()
 
-    def constraint_tokenizer(self) -> Any:
-        raise NotImplementedError
-
 
 class OneOf:
     """Allows, at each place of the answer, the tokens of one set (the last set from there on)."""

@@ -15,13 +15,13 @@ from localllm.runtime.sampling_params import Sampling
 from localllm.runtime.sequence import RequestRun
 from localllm.runtime.stream import TokenStream
 from localllm.runtime.types import ChatRequest, CompletionRequest, GenerationOptions, Request
-from tests.fake_engine import ASSISTANT, BOS, SPEC, TEMPLATE, USER, FakeTokenizer
+from tests.fake_engine import ASSISTANT, BOS, SPEC, TEMPLATE, USER, fake_tokenizer
 
 SMALL = replace(SPEC, pool_tokens=256, max_sequence_tokens=256)
 
 
 def _facts(template: str | None = TEMPLATE, largest_ctx: int = 4096) -> ModelFacts:
-    tokenizer = FakeTokenizer()
+    tokenizer = fake_tokenizer()
     compiled = ChatTemplate(template, specials=tokenizer.vocabulary.specials, bos="<s>") if template else None
     return ModelFacts("fake", tokenizer, compiled, Sampling(temperature=0.0), lambda: largest_ctx)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from localllm.backends.cpu.topology import linux_topology, mac_cores, sysctl_int, sysctl_text
+from localllm.models.system import control_groups, read_text
 
 # What llama.cpp's system line calls a feature, and the kernel's flag that says the CPU has it.
 _FLAGS: Mapping[str, str] = MappingProxyType(
@@ -100,25 +101,18 @@ def quota_cores(root: Path = Path("/")) -> float | None:
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    for line in _text(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = ([*line.split(":", 2), "", ""])[:3]
-        is_v2 = controllers == ""
-        if not is_v2 and "cpu" not in controllers.split(","):
-            continue
-        base = root / "sys/fs/cgroup" if is_v2 else root / "sys/fs/cgroup/cpu"
-        inside = Path(path.lstrip("/"))
-        for folder in (base / inside, *(base / parent for parent in inside.parents)):
-            if is_v2:
-                words = _text(folder / "cpu.max").split()
-            else:
-                words = [_text(folder / f"cpu.cfs_{part}_us") for part in ("quota", "period")]
-            if len(words) == 2 and words[0].isdigit() and words[1].isdigit() and int(words[1]):
-                yield int(words[0]) / int(words[1])
+    for folder, is_v2 in control_groups(root, "cpu"):
+        if is_v2:
+            words = read_text(folder / "cpu.max").split()
+        else:
+            words = [read_text(folder / f"cpu.cfs_{part}_us") for part in ("quota", "period")]
+        if len(words) == 2 and words[0].isdigit() and words[1].isdigit() and int(words[1]):
+            yield int(words[0]) / int(words[1])
 
 
 def _cpuinfo(root: Path) -> tuple[str, frozenset[str]]:
     name, features = "", frozenset[str]()
-    for line in _text(root / "proc/cpuinfo").splitlines():
+    for line in read_text(root / "proc/cpuinfo").splitlines():
         key, _, value = line.partition(":")
         match key.strip().lower():
             case "model name" if not name:
@@ -126,10 +120,3 @@ def _cpuinfo(root: Path) -> tuple[str, frozenset[str]]:
             case "flags" | "features" if not features:
                 features = frozenset(value.split())
     return name or platform.processor(), features
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""

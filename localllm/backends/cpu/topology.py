@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from localllm.models.system import read_number, read_text
+
 
 @dataclass(frozen=True, slots=True)
 class Topology:
@@ -29,9 +31,9 @@ def linux_topology(root: Path, logical: frozenset[int]) -> Topology:
     core_of, capacity = {}, {}
     for number in logical:
         folder = cpus / f"cpu{number}"
-        package, core = _number(folder / "topology/physical_package_id"), _number(folder / "topology/core_id")
+        package, core = read_number(folder / "topology/physical_package_id"), read_number(folder / "topology/core_id")
         core_of[number] = (package or 0, number if core is None else core)
-        capacity[number] = _number(folder / "cpu_capacity") or 0
+        capacity[number] = read_number(folder / "cpu_capacity") or 0
     hybrid = _numbers(root / "sys/devices/cpu_core/cpus")  # Intel's name for performance cores
     best = max(capacity.values(), default=0)
     fast = hybrid & logical or frozenset(number for number in logical if 2 * capacity[number] > best)
@@ -69,20 +71,8 @@ def _sysctl(name: str) -> bytes:
 def _numbers(path: Path) -> frozenset[int]:
     """Read a list such as "0-7,16"."""
     found: set[int] = set()
-    for part in _text(path).split(","):
+    for part in read_text(path).split(","):
         first, _, last = part.partition("-")
         if first.isdigit():
             found.update(range(int(first), int(last if last.isdigit() else first) + 1))
     return frozenset(found)
-
-
-def _number(path: Path) -> int | None:
-    text = _text(path)
-    return int(text) if text.isdigit() else None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii", errors="replace").strip()
-    except OSError:
-        return ""

@@ -31,8 +31,6 @@ from localllm.runtime.engine import (
 )
 from localllm.runtime.types import Tokens
 
-_NO_SLOTS: dict[int, int] = {}
-
 
 class LlamaEngine:
     """An `Engine` over one native context. It owns the context; the model goes with its last context."""

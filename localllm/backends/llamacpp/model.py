@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localllm.backends.llamacpp import bindings
-from localllm.backends.llamacpp.settings import FLASH_ATTENTION, GGML_TYPES, ContextSettings, ModelSettings
+from localllm.backends.llamacpp.settings import FLASH_ATTENTION, ContextSettings, ModelSettings
 from localllm.backends.llamacpp.tokenizer import LlamaTokenizer
 from localllm.errors import EngineError, ModelRefused, pasteable
+from localllm.models.kv_types import number_of
 
 if TYPE_CHECKING:
     from localllm.models.info import ModelInfo
@@ -44,10 +45,8 @@ class LlamaModel:
         self.n_vocab = self.tokenizer.vocabulary.n_vocab
 
     @classmethod
-    def load(
-        cls, path: Path, files: tuple[Path, ...], info: ModelInfo, settings: ModelSettings, identity: str = ""
-    ) -> LlamaModel:
-        """Load the weights at `path`; `files` are all parts of a split set, in order.
+    def load(cls, info: ModelInfo, settings: ModelSettings, identity: str = "") -> LlamaModel:
+        """Load the weights of `info.files`.
 
         Raises: ModelRefused with the library's own reason; NativeUnavailable.
         """
@@ -61,17 +60,16 @@ class LlamaModel:
         params.use_extra_bufts = settings.repack
         params.vocab_only = settings.vocab_only
         native.log.clear()
-        if len(files) > 1:
-            names = (ctypes.c_char_p * len(files))(*(bytes(file) for file in files))
-            handle = api.llama_model_load_from_splits(names, len(files), params)
+        names = [bytes(file) for file in info.files]
+        if len(names) > 1:
+            handle = api.llama_model_load_from_splits((ctypes.c_char_p * len(names))(*names), len(names), params)
         else:
-            handle = api.llama_model_load_from_file(bytes(path), params)
+            handle = api.llama_model_load_from_file(names[0], params)
         if not handle:
-            raise ModelRefused(
-                f"llama.cpp cannot load {path}: {native.log.reason() or 'no reason given'}",
-                pasteable("localllm", "show", str(path)),
-            )
-        return cls(native, handle, info, settings, identity or _identity(files or (path,)))
+            reason = native.log.reason() or "no reason given"
+            hint = pasteable("localllm", "show", str(info.path))
+            raise ModelRefused(f"llama.cpp cannot load {info.path}: {reason}", hint)
+        return cls(native, handle, info, settings, identity or _identity(info.files))
 
     def metadata(self, key: str) -> str | None:
         """Return one value of the file's metadata as text, None where it is absent."""
@@ -135,8 +133,8 @@ class LlamaModel:
         params.n_threads = settings.n_threads
         params.n_threads_batch = settings.n_threads_batch
         params.flash_attn_type = FLASH_ATTENTION[settings.flash_attn]
-        params.type_k = GGML_TYPES[settings.kv_k]
-        params.type_v = GGML_TYPES[settings.kv_v]
+        params.type_k = number_of(settings.kv_k)
+        params.type_v = number_of(settings.kv_v)
         params.pooling_type = api.LLAMA_POOLING_TYPE_NONE  # rows come out as they are; pooling is ours
         params.offload_kqv = settings.offload_kqv
         params.swa_full = settings.swa_full

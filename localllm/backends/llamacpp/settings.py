@@ -5,26 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal, TypeAlias
 
-FlashAttention: TypeAlias = Literal["auto", "on", "off"]
+from localllm.runtime.config import FlashAttn
 
-GGML_TYPES: Mapping[str, int] = MappingProxyType(
-    {
-        "f32": 0,
-        "f16": 1,
-        "q4_0": 2,
-        "q4_1": 3,
-        "q5_0": 6,
-        "q5_1": 7,
-        "q8_0": 8,
-        "iq4_nl": 20,
-        "bf16": 30,
-    }
-)
-"""KV types by name, with ggml's numbers."""
-
-FLASH_ATTENTION: Mapping[FlashAttention, int] = MappingProxyType({"auto": -1, "off": 0, "on": 1})
+FLASH_ATTENTION: Mapping[FlashAttn, int] = MappingProxyType({"auto": -1, "off": 0, "on": 1})
+"""llama.cpp's numbers of its flash attention settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +44,7 @@ class ContextSettings:
     n_ubatch: int = 512
     n_threads: int = 1
     n_threads_batch: int = 1
-    flash_attn: FlashAttention = "auto"
+    flash_attn: FlashAttn = "auto"
     kv_k: str = "f16"
     kv_v: str = "f16"
     kv_unified: bool = True

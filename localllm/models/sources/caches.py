@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from localllm.models import filenames, files
+from localllm.models import filenames
+from localllm.models.disk import files
 
 MAX_FOLDERS = 20_000
 MAX_MANIFEST_BYTES = 4 << 20
@@ -68,7 +69,7 @@ def find_all(environment: Mapping[str, str] | None = None) -> list[CachedModel]:
     for folder in folders(environment):
         for model in _careful(folder.read(folder.path)):
             found.setdefault(Path(os.path.realpath(model.path)), model)
-    return sorted(found.values(), key=lambda model: (filenames.nfc(model.name), str(model.path)))
+    return sorted(found.values(), key=lambda model: (filenames.folded(model.name), str(model.path)))
 
 
 def _careful(models: Iterator[CachedModel]) -> Iterator[CachedModel]:

@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localllm.errors import DownloadFailed, HashMismatch, ModelNotFound
-from localllm.models import files, hashes
+from localllm.models import hashes
+from localllm.models.disk import files
 from localllm.models.sources.partial import Expected, Partial
 from localllm.models.sources.progress import Meter, Phase
-from localllm.models.sources.transport import Interrupted, Reply, Transport
+from localllm.models.sources.transport import TRY_AGAIN, Interrupted, Reply, Transport
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 _SPARE_BYTES = 16 << 20
 _MIRROR_HINT = "export HF_ENDPOINT=https://another-mirror, or try again later"
-_TRY_AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ class _Attempts:
 
     def _check_status(self, reply: Reply) -> None:
         status = reply.status
-        if status in _TRY_AGAIN:
+        if status in TRY_AGAIN:
             asked = reply.headers.get("Retry-After", "")
             raise Interrupted(f"the server answered {status}", float(asked) if asked.isdecimal() else 0.0)
         if status in (401, 403):

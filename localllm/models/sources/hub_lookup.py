@@ -18,13 +18,12 @@ from localllm.models.reference import DEFAULT_QUANT, HubRef
 from localllm.models.sources.download import RemoteFile
 from localllm.models.sources.net import Policy
 from localllm.models.sources.partial import Expected
-from localllm.models.sources.transport import certificates, is_loopback, proxy_for
+from localllm.models.sources.transport import TRY_AGAIN, certificates, is_loopback, proxy_for
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 _TIMEOUT_S = 30.0
 _TRIES = 4
 _MAX_FILES = 100_000
-_TRY_AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _GIT_SHA1 = re.compile(r"[0-9a-f]{40}")
 _TOKEN_HINT = "export HF_TOKEN=hf_your_token"
@@ -171,7 +170,7 @@ def _told(ref: HubRef, settings: HubSettings, error: Any) -> LocalLLMError | Non
         return ModelNotFound(f"the hub has no repository {ref.repo}, or it is private", hint)
     if status in (401, 403):
         return ModelNotFound(f"the hub refuses {ref.repo} ({status})", _TOKEN_HINT)
-    if status in _TRY_AGAIN:
+    if status in TRY_AGAIN:
         return None
     return DownloadFailed(f"the hub answered {status} for {ref.repo}", "localllm doctor")
 

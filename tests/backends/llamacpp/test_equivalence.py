@@ -21,14 +21,10 @@ from localllm.runtime.engine import (
 )
 from tests.backends.llamacpp.lanes import (
     EXACT,
-    HYBRID,
     OTHER,
-    ROLLS_BACK,
     SHIPPED,
     SHIPPED_SETTINGS,
     TEXT,
-    TINY,
-    WINDOWED,
     WRONG,
     apart,
     feed,
@@ -36,6 +32,7 @@ from tests.backends.llamacpp.lanes import (
     opened,
     rows,
 )
+from tests.tiny_models import HYBRID, ROLLS_BACK, TINY, WINDOWED
 
 BOTH = pytest.mark.parametrize(("changes", "tolerance"), [({}, EXACT), (SHIPPED_SETTINGS, SHIPPED)], ids=["f32", "f16"])
 EVERY = pytest.mark.parametrize("name", TINY)

@@ -30,7 +30,7 @@ def test_a_file_that_is_no_model_is_refused(tiny: Path, tmp_path: Path, content:
     bad.write_bytes(content)
     info = replace(read_info(tiny / MODEL), path=bad, files=(bad,))
     with pytest.raises(ModelRefused, match=r"bad\.gguf"):
-        LlamaModel.load(bad, info.files, info, ModelSettings())
+        LlamaModel.load(info, ModelSettings())
 
 
 def test_a_cut_file_is_refused_with_the_librarys_reason(tiny: Path, tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_a_cut_file_is_refused_with_the_librarys_reason(tiny: Path, tmp_path: Pa
     cut.write_bytes((tiny / MODEL).read_bytes()[:-100_000])
     info = replace(read_info(tiny / MODEL), path=cut, files=(cut,))
     with pytest.raises(ModelRefused, match="not within the file bounds"):
-        LlamaModel.load(cut, info.files, info, ModelSettings())
+        LlamaModel.load(info, ModelSettings())
 
 
 def test_a_path_with_spaces_and_other_scripts_loads(tiny: Path, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ from localllm.backends.llamacpp.model import LlamaModel
 from localllm.backends.llamacpp.engine import LlamaEngine
 from localllm.backends.llamacpp.settings import ContextSettings, ModelSettings
 path = Path({str(tiny / MODEL)!r})
-model = LlamaModel.load(path, (path,), read_info(path), ModelSettings())
+model = LlamaModel.load(read_info(path), ModelSettings())
 engine = LlamaEngine(model, ContextSettings(n_ctx=256, n_slots=2))
 engine.close()
 assert model.native.log.lines(), "what it says is kept"

@@ -8,7 +8,8 @@ import pytest
 
 from localllm.backends.llamacpp.guard import GuardError
 from localllm.runtime.engine import CopyPrefix, EditOutcome, ExportUnit, PrefixRule, Truncate
-from tests.backends.llamacpp.lanes import HYBRID, ROLLS_BACK, TEXT, TINY, WINDOWED, feed, forward, opened, rows
+from tests.backends.llamacpp.lanes import TEXT, feed, forward, opened, rows
+from tests.tiny_models import HYBRID, ROLLS_BACK, TINY, WINDOWED
 
 
 @pytest.mark.parametrize("name", TINY)

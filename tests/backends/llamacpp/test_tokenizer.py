@@ -41,8 +41,7 @@ def real(smollm2: Path) -> Iterator[LlamaTokenizer]:
 
 
 def _opened(path: Path) -> Iterator[LlamaTokenizer]:
-    info = read_info(path)
-    model = LlamaModel.load(path, info.files, info, ModelSettings(vocab_only=True))
+    model = LlamaModel.load(read_info(path), ModelSettings(vocab_only=True))
     yield model.tokenizer
     model.close()
 
@@ -86,7 +85,9 @@ def test_pieces_outside_the_vocabulary_and_broken_text_are_refused(spm: LlamaTok
 
 
 def test_every_piece_is_read(spm: LlamaTokenizer) -> None:
-    assert all(isinstance(spm.piece(token), bytes) for token in range(spm.vocabulary.n_vocab))
+    pieces = [spm.piece(token) for token in range(spm.vocabulary.n_vocab)]
+    assert all(pieces)
+    assert len(set(pieces)) > 0.9 * len(pieces)
 
 
 def test_threads_agree(spm: LlamaTokenizer) -> None:

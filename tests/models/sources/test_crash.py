@@ -144,7 +144,7 @@ def test_whole_pulls_at_once_fetch_the_bytes_once(tmp_path: Path, monkeypatch: p
         assert pull(f"hf:{REPO}").path.read_bytes() == data
 
 
-def test_an_interrupted_process_says_nothing_and_leaves_a_partial(tmp_path: Path) -> None:
+def test_an_interrupted_process_leaves_a_partial(tmp_path: Path) -> None:
     data = gguf_bytes(2_000_000)
     store = Store(tmp_path / "store")
     with FakeHub(bytes_per_s=4e6) as hub:

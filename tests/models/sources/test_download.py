@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from localllm.errors import DownloadFailed, HashMismatch, LocalLLMError, ModelNotFound
-from localllm.models import files
+from localllm.models.disk import files
 from localllm.models.reference import HubRef
 from localllm.models.sources import download, pulling
 from localllm.models.sources.download import Patience
@@ -21,6 +21,7 @@ from localllm.models.sources.hub import HubSource
 from localllm.models.sources.partial import Expected, Partial
 from localllm.models.sources.progress import Phase, PullProgress
 from localllm.models.store import Store
+from tests.failing import FailingCalls
 from tests.fake_hub import FakeHub, Fault, gguf_bytes
 from tests.models.sources.conftest import DATA, REPO
 
@@ -281,32 +282,18 @@ def test_a_disk_that_fills_up_leaves_a_partial_that_is_resumed(
 
 
 def test_every_failing_write_fsync_and_rename_leaves_the_old_or_the_new(
-    hub: FakeHub, store: Store, source: Make, monkeypatch: pytest.MonkeyPatch
+    hub: FakeHub, store: Store, source: Make
 ) -> None:
     """The k-th file operation fails, for every k: nothing half-made is listed, and the next pull completes."""
-    calls = 0
-    fail_at = 0
-
-    def wrapped(real: Callable[..., object]) -> Callable[..., object]:
-        def call(*args: object, **kwargs: object) -> object:
-            nonlocal calls
-            calls += 1
-            if calls == fail_at:
-                raise OSError(errno.EIO, "injected")
-            return real(*args, **kwargs)
-
-        return call
-
-    tried = 0
+    tried, calls = 0, FailingCalls()
     once = source(patience=Patience(chunk_bytes=1 << 17))  # it asks the hub once, then only fetches
     for fail_at in range(1, 200):
-        calls = 0
-        with monkeypatch.context() as patch:
-            for name in ("write", "fsync", "replace", "rename", "ftruncate"):
-                patch.setattr(files.os, name, wrapped(getattr(os, name)))
-            with contextlib.suppress(DownloadFailed):  # a sentence; anything else fails the test
-                pulling.run(once, store, None)
-        if calls < fail_at:
+        with (
+            calls.at(fail_at, "write", "fsync", "replace", "rename", "ftruncate"),
+            contextlib.suppress(DownloadFailed),  # a sentence; anything else fails the test
+        ):
+            pulling.run(once, store, None)
+        if calls.n_calls < fail_at:
             break
         tried += 1
         for model in store.list():

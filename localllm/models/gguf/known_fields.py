@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import NoReturn, TypeAlias
+from typing import NoReturn
 
-from localllm.models.gguf_source import refusal, shown
-from localllm.models.gguf_types import VALUE_NAMES
-from localllm.models.gguf_values import GgufArray, Scalar
-
-Value: TypeAlias = Scalar | GgufArray
+from localllm.models.gguf.source import refusal, shown
+from localllm.models.gguf.types import VALUE_NAMES
+from localllm.models.gguf.values import GgufArray, Value
 
 DEFAULT_ALIGNMENT = 32
 MAX_LAYERS = 512
@@ -75,15 +72,8 @@ _ARRAYS: dict[str, tuple[str, bool]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """What the reader itself needs of the fields."""
-
-    alignment: int
-
-
-def check_fields(file: str, metadata: Mapping[str, Value], types: Mapping[str, int]) -> Checked:
-    """Refuse metadata whose well-known fields have wrong types, counts or ranges.
+def check_fields(file: str, metadata: Mapping[str, Value], types: Mapping[str, int]) -> int:
+    """Refuse metadata whose well-known fields have wrong types, counts or ranges; return the alignment.
 
     `types`: the declared value types. Raises: ModelRefused naming the field.
     """
@@ -101,7 +91,7 @@ def check_fields(file: str, metadata: Mapping[str, Value], types: Mapping[str, i
         if not architecture:
             check.refuse("general.architecture", "is empty")
         check.model(architecture)
-    return Checked(check.alignment())
+    return check.alignment()
 
 
 class _Check:

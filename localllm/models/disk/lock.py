@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localllm.errors import Unavailable
-from localllm.models import files
+from localllm.models.disk import files
 
 _POLL_S = 0.1
 

@@ -61,16 +61,13 @@ class Source:
         if end <= len(self.buffer):
             return
         if end > self.file_bytes:
-            self.refuse(field, f"ends at byte {end:,}, but the file has only {self.file_bytes:,}: cut short or corrupt")
+            what = f"ends at byte {end:,}, but the file has only {self.file_bytes:,}: cut short or corrupt"
+            raise refusal(self.name, field, what)
         if end > self.end:
-            self.refuse(field, f"makes the header larger than {MAX_HEADER_BYTES // 2**20} MB")
+            raise refusal(self.name, field, f"makes the header larger than {MAX_HEADER_BYTES // 2**20} MB")
         self._fill(min(self.end, max(end, 2 * len(self.buffer))))
         if end > len(self.buffer):
-            self.refuse(field, "cannot be read: the file became shorter meanwhile")
-
-    def refuse(self, field: str, what: str) -> None:
-        """Raise ModelRefused: `field` is where, `what` is the rest of the sentence."""
-        raise refusal(self.name, field, what)
+            raise refusal(self.name, field, "cannot be read: the file became shorter meanwhile")
 
     def _fill(self, end: int) -> None:
         while len(self.buffer) < end:

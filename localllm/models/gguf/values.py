@@ -7,13 +7,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import NoReturn, TypeAlias, overload
 
-from localllm.models.gguf_source import Source, refusal
-from localllm.models.gguf_types import ARRAY, BOOL, SCALARS, STRING, VALUE_NAMES
+from localllm.models.gguf.source import Source, refusal
+from localllm.models.gguf.types import ARRAY, BOOL, SCALARS, STRING, VALUE_NAMES
 
 MAX_STRINGS = 2_000_000
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 
 Scalar: TypeAlias = int | float | bool | str
+Value: TypeAlias = "Scalar | GgufArray"
 
 
 class GgufArray(Sequence[Scalar]):
@@ -156,7 +157,7 @@ class Cursor:
         begin = self.take(n_bytes, field)
         return bytes(self.source.buffer[begin : begin + n_bytes])
 
-    def value(self, value_type: int, field: str) -> Scalar | GgufArray:
+    def value(self, value_type: int, field: str) -> Value:
         """Read one value of a declared type."""
         if value_type == STRING:
             return self.raw_string(field).decode("utf-8", "replace")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from localllm.models import record
-from localllm.models.record import Damaged, Newer
+from localllm.models.disk import record
+from localllm.models.disk.record import Damaged, Newer
 
 PAYLOAD = {"files": [{"name": "ü.gguf", "size_bytes": 5}], "note": None, "n": [1, 2.5, True]}
 

@@ -11,14 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeAlias
 
-from localllm.models.gguf_fields import check_fields
-from localllm.models.gguf_source import Source, open_regular, refusal, shown
-from localllm.models.gguf_types import REMOVED_TENSOR_TYPES, TENSOR_TYPES, TensorType
-from localllm.models.gguf_values import Cursor, GgufArray, Scalar
-
-Value: TypeAlias = Scalar | GgufArray
+from localllm.models.gguf.known_fields import check_fields
+from localllm.models.gguf.source import Source, open_regular, refusal, shown
+from localllm.models.gguf.types import REMOVED_TENSOR_TYPES, TENSOR_TYPES, TensorType
+from localllm.models.gguf.values import Cursor, Value
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -27,7 +24,6 @@ MAX_TENSORS = 65_536
 MAX_KEY_BYTES = 65_535
 MAX_TENSOR_NAME_BYTES = 63
 MAX_DIMS = 4
-DEFAULT_ALIGNMENT = 32
 _MAX_VALUES = 2**63 - 1
 _MIN_KEY_BYTES = 8 + 1 + 4 + 1
 _MIN_TENSOR_BYTES = 8 + 1 + 4 + 4 + 8
@@ -101,7 +97,7 @@ def read_header(path: Path) -> GgufHeader:
         n_tensors = cursor.count("the tensor count", _MIN_TENSOR_BYTES, MAX_TENSORS, "tensors")
         n_keys = cursor.count("the key count", _MIN_KEY_BYTES, MAX_KEYS, "keys")
         metadata, types = _read_metadata(cursor, n_keys)
-        alignment = check_fields(source.name, metadata, types).alignment
+        alignment = check_fields(source.name, metadata, types)
         tensors = _read_tensors(cursor, n_tensors)
     data_offset = _padded(cursor.position, alignment)
     _check_layout(source, tensors, data_offset, alignment)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from localllm.models import files
+from localllm.models.disk import files
 
 LIMIT_BYTES = 16 << 20
 
