@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
-from localllm.errors import ContextOverflow, UsageError
+from localllm.errors import ContextOverflow, TemplateError, UsageError
 from localllm.models import chat_template
-from localllm.models.chat_template import ChatTemplate, Encoded
+from localllm.models.chat_template import ChatTemplate, Encoded, Rendered
 from localllm.models.tokenizer import Tokenizer
 from localllm.runtime.detokenizer import Detokenizer
 from localllm.runtime.engine import EngineSpec, PrefixRule
@@ -68,6 +68,7 @@ def encode_prompt(request: Request, model: ModelFacts, timeline: Timeline | None
             max_chars=4 * _n_chars([request.messages, request.tools]) + 262_144,
             **request.template_kwargs,
         )
+        _refuse_left_out(request, rendered)
         timeline.add("template", time.perf_counter() - started_s)
         started_s = time.perf_counter()
         encoded = chat_template.encode(model.tokenizer, rendered)
@@ -79,6 +80,18 @@ def encode_prompt(request: Request, model: ModelFacts, timeline: Timeline | None
     if not encoded.tokens:
         raise UsageError("The prompt is empty, and this model has no token to begin a text with.", "give a prompt")
     return encoded
+
+
+def _refuse_left_out(request: ChatRequest, rendered: Rendered) -> None:
+    """Refuse a conversation of which the template drops a turn; reasoning alone may be left out of answers."""
+    left_out = [i for i in rendered.unseen if request.messages[i].get("role") != "assistant"]
+    if left_out:
+        raise TemplateError(
+            f"The chat template leaves out message {left_out[0]} (role {request.messages[left_out[0]]['role']}): "
+            "the model would not see it.",
+            "change the conversation, or give another template with --template FILE",
+            field=f"messages[{left_out[0]}]",
+        )
 
 
 def _refuse_endless(request: Request, model: ModelFacts) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ from localllm.runtime.sequence import RequestRun
 from localllm.runtime.stream import TokenStream
 from localllm.runtime.types import ChatRequest, CompletionRequest, GenerationOptions, Request
 from tests.fake_engine import ASSISTANT, BOS, SPEC, TEMPLATE, USER, fake_tokenizer
+from tests.models import templates
 
 SMALL = replace(SPEC, pool_tokens=256, max_sequence_tokens=256)
 
@@ -74,6 +76,25 @@ def test_a_template_that_refuses_is_quoted() -> None:
     request = ChatRequest(({"role": "system", "content": "x"}, {"role": "user", "content": "y"}))
     with pytest.raises(TemplateError, match="no system role here"):
         _prepare(request, _facts(template=strict))
+
+
+@pytest.mark.parametrize(
+    ("name", "roles", "dropped"),
+    [
+        ("Qwen-Qwen3-0.6B", ["developer", "user"], 0),
+        ("HuggingFaceTB-SmolLM3-3B", ["user", "system", "user"], 1),
+        ("openai-gpt-oss-120b", ["user", "system", "user"], 1),
+    ],
+)
+def test_b09_a_turn_that_the_template_drops_is_refused_by_its_index(
+    shared: Path, name: str, roles: list[str], dropped: int
+) -> None:
+    facts = _facts(templates.source(shared, name))
+    chat = tuple({"role": role, "content": f"words of {role}"} for role in roles)
+    with pytest.raises(TemplateError, match=rf"leaves out message {dropped} \(role {roles[dropped]}\)"):
+        _prepare(ChatRequest(chat), facts)
+    said = tuple({**message, "role": "user"} if message["role"] != "user" else message for message in chat)
+    assert _prepare(ChatRequest(said), facts).sequences
 
 
 @pytest.mark.parametrize("name", ["tools", "max_chars", "messages", "bos_token"])
