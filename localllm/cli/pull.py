@@ -15,6 +15,7 @@ from localllm.cli.output import Notes
 from localllm.models.catalog import CATALOG
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress, TaskID
 
     from localllm.models.sources.progress import OnProgress, PullProgress
@@ -30,6 +31,8 @@ Ref = Annotated[
     ),
 ]
 _PERCENT_STEP = 20
+_BAR_WIDTH, _SPEED_WIDTH = 80, 50
+"""Columns of a terminal from which the bar itself, and speed and remaining time, have room."""
 
 
 def pull(ref: Ref, talk: TalkFlags, json: Json = False) -> None:
@@ -96,12 +99,30 @@ def _reporter(notes: Notes, talk: TalkFlags) -> Iterator[OnProgress | None]:
         yield Lines(notes)
     else:
         from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-        from rich.progress import TransferSpeedColumn as Speed
 
-        columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), Speed())
-        with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
+        with _bar(Console(stderr=True, no_color=True)) as bar:
             yield Bar(bar, bar.add_task("", total=None))
+
+
+def _bar(console: Console) -> Progress:
+    """Return a bar of one line; a narrow terminal has room for fewer columns."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import TransferSpeedColumn as Speed
+    from rich.table import Column
+
+    columns: list[ProgressColumn] = [TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True))]
+    if console.width >= _BAR_WIDTH:
+        columns.append(BarColumn(bar_width=20))
+    columns.append(DownloadColumn(table_column=Column(no_wrap=True)))
+    if console.width >= _SPEED_WIDTH:
+        columns += [Speed(table_column=Column(no_wrap=True)), TimeRemainingColumn(table_column=Column(no_wrap=True))]
+    return Progress(*columns, console=console, transient=True)
+
+
+def _room(width: int) -> int:
+    """Return the characters that `_bar` leaves for the description."""
+    numbers = len(" 123.4/567.8 MB") + (len(" 123.4 MB/s 0:00:00") if width >= _SPEED_WIDTH else 0)
+    return max(width - numbers - (21 if width >= _BAR_WIDTH else 0) - 1, 1)
 
 
 class Bar:
@@ -112,7 +133,11 @@ class Bar:
         self._task = task
 
     def __call__(self, report: PullProgress) -> None:
-        told = f"{report.phase.value} {report.what}" + (f" ({report.note})" if report.note else "")
+        from localllm.cli.tables import printable
+
+        told = printable(f"{report.phase.value} {report.what}" + (f" ({report.note})" if report.note else ""))
+        room = _room(self._bar.console.width)
+        told = told if len(told) <= room else told[: room - 1] + "\u2026"
         self._bar.update(self._task, description=told, completed=report.done_bytes, total=report.total_bytes)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import signal
 import subprocess
@@ -130,3 +131,22 @@ def test_signal_keeps_what_arrived_and_the_next_pull_takes_it_up(
     assert again.returncode == 0, err
     assert "taking up an earlier try" in err
     assert hub.sent_bytes() - sent < len(DATA)
+
+
+@pytest.mark.parametrize("width", [30, 45, 50, 60, 79, 80, 100, 200])
+def test_bar_is_one_line_without_colour_at_any_width(width: int) -> None:
+    from rich.console import Console
+
+    from localllm.cli.pull import Bar, _bar
+    from localllm.models.sources.progress import Phase, PullProgress
+
+    out = io.StringIO()
+    console = Console(file=out, width=width, force_terminal=True, no_color=True)
+    progress = _bar(console)
+    bar = Bar(progress, progress.add_task("", total=None))
+    bar(PullProgress(Phase.FETCHING, "a-model-with-a-long-name-00001-of-00009.gguf\x1b[2J" * 2, 7 * 10**9, 48 * 10**9))
+    console.print(progress.make_tasks_table(progress.tasks))
+    (line,) = out.getvalue().rstrip("\n").split("\n")
+    assert "7.0/48.0 GB" in line
+    assert "\x1b[3" not in line
+    assert "\x1b[2J" not in line
