@@ -70,6 +70,8 @@ def _check_books(bench: Bench) -> None:
     assert not scheduler._waiting._tickets
     assert not scheduler._waiting.n_requests
     assert scheduler.stats.n_running == scheduler.stats.n_waiting == 0
+    settling = [bench.engine.slots[s.id].settling for s in room.slots._slots]
+    assert [s.is_settling for s in room.slots._slots] == settling
     assert room._cache._ends.keys() == {s.id for s in room.slots._slots if s.n_held}
     assert room.slots.n_retained + len(room.slots._free) == bench.engine.spec.n_slots - 1
     assert [len(bench.engine.slots[s.id].tokens) for s in room.slots._slots] == [s.n_held for s in room.slots._slots]

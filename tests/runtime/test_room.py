@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from localllm.runtime.config import RuntimeConfig
-from localllm.runtime.engine import CopyPrefix, EditResult, PrefixRule, Truncate
+from localllm.runtime.engine import EditResult, PrefixRule, Truncate
 from localllm.runtime.metrics import RuntimeStats
-from localllm.runtime.room import Room
+from localllm.runtime.room import ROOT, Room
+from localllm.runtime.sequence import Sequence
 from localllm.runtime.stream import collect
 from tests.fake_engine import SPEC, FakeEngine
 from tests.runtime.harness import SPECS, Bench, HalfRight, truth
@@ -17,6 +18,15 @@ from tests.runtime.harness import SPECS, Bench, HalfRight, truth
 
 def _bench(**spec: object) -> Bench:
     return Bench(FakeEngine(replace(SPEC, **spec)))  # type: ignore[arg-type]
+
+
+def _sequence(tokens: list[int]) -> Sequence:
+    bench = Bench()
+    bench.submit(tokens)
+    bench.step()
+    (sequence,) = bench.scheduler._running or bench.scheduler._waiting
+    sequence.slot = None
+    return sequence
 
 
 def _running(bench: Bench) -> int:
@@ -70,12 +80,15 @@ def test_a_plan_never_asks_for_more_cells_than_the_ledger_has() -> None:
 
 
 def test_drafts_are_dropped_before_anyone_is_preempted() -> None:
-    bench = Bench(FakeEngine(replace(SPEC, pool_tokens=104)), drafter=HalfRight(6))
+    bench = Bench(FakeEngine(replace(SPEC, pool_tokens=120)), drafter=HalfRight(6))
     for i in range(2):
-        bench.submit([65 + i] * 40, max_tokens=12, ignore_eos=True)
+        bench.submit([65 + i] * 40, max_tokens=80, ignore_eos=True)
+    most_used = 0
+    while not bench.scheduler.stats.n_preemptions:
+        most_used = bench.scheduler.stats.used_cells
+        bench.step()
+    assert most_used >= 119
     bench.run()
-    assert bench.scheduler.stats.n_accepted_draft_tokens > 0
-    assert bench.scheduler.stats.n_preemptions == 0
 
 
 def test_an_engine_without_room_loses_a_retained_slot_before_the_chunk_shrinks() -> None:
@@ -116,18 +129,35 @@ def test_a_copied_prefix_is_recently_used() -> None:
     assert bench.answer([65] * 50).usage.cached_tokens["device"] == 49
 
 
-def test_of_two_equal_matches_the_retained_one_is_taken_over() -> None:
-    bench = _bench()
-    prompt = [65] * 50
-    first = bench.answer(prompt, max_tokens=2, ignore_eos=True)
-    turn = [*prompt, first.choices[0].ids[0]]
-    bench.submit([*turn, 66], max_tokens=40, ignore_eos=True)  # takes the slot over
-    bench.step()
-    again = bench.answer([*turn, 67], max_tokens=1)
-    assert again.usage.cached_tokens["device"] == len(turn)
-    bench.engine.edits.clear()
-    bench.answer([*turn, 67, again.choices[0].ids[0] ^ 1], max_tokens=1)
-    assert [e for e in bench.engine.edits if isinstance(e, CopyPrefix)] == []
+def test_a_whole_retained_match_wins_over_an_equal_running_one() -> None:
+    room = Room(SPEC, RuntimeStats())
+    running, retained = room.slots.take_free(), room.slots.take_free()
+    assert running is not None
+    assert retained is not None
+    sequence = _sequence([65] * 60)
+    for slot, tokens in ((running, [65] * 50), (retained, [65] * 50)):
+        room.slots.grow(slot, len(tokens))
+        room._cache.insert(ROOT, slot.id, tokens)
+    room.slots.retain(retained)
+    assert room.seat(sequence)
+    assert sequence.slot is retained
+    assert room.take_edits() == ()
+
+
+def test_who_was_preempted_returns_before_newcomers() -> None:
+    bench = _bench(pool_tokens=150)
+    streams = [bench.submit([65 + i] * 40, max_tokens=40, ignore_eos=True) for i in range(3)]
+    while not bench.scheduler.stats.n_preemptions:
+        bench.step()
+    newcomer = bench.submit([80] * 40, max_tokens=40, ignore_eos=True)
+    order: list[object] = []
+
+    def watch(_: int) -> None:
+        order.extend(s for s in [*streams, newcomer] if s._ended and s not in order)
+
+    bench.run(each_step=watch)
+    watch(0)
+    assert order[-1] is newcomer
 
 
 def test_prompts_that_share_little_do_not_wait_for_each_other() -> None:

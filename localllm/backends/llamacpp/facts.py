@@ -17,6 +17,7 @@ def spec_of(model: LlamaModel, settings: ContextSettings, context: NativeContext
     rule = prefix_rule(model, settings)
     # A window cache plans all graphs of a batch before it runs the first: what the last one drops is
     # missing in the first where cells are shared. So one graph a forward there.
+    loses_cells = model.window_tokens > 0 and not settings.swa_full
     cuttable = rule is not PrefixRule.CHECKPOINT
     max_sequence = min(context.n_ctx_seq, settings.max_sequence_tokens or context.n_ctx_seq)
     if model.info.learned_positions:  # native.md N9: an abort beyond the trained context
@@ -27,7 +28,7 @@ def spec_of(model: LlamaModel, settings: ContextSettings, context: NativeContext
         n_vocab=model.n_vocab,
         n_slots=context.n_slots,
         pool_tokens=pool,
-        max_batch_tokens=min(context.n_batch, context.n_ubatch) if rule is PrefixRule.WINDOW else context.n_batch,
+        max_batch_tokens=min(context.n_batch, context.n_ubatch) if loses_cells else context.n_batch,
         max_sequence_tokens=max_sequence,
         max_embed_tokens=max_sequence,
         max_rollback_tokens=None if cuttable else context.n_rs_seq,
