@@ -149,7 +149,9 @@ def _check_flags(asking: PromptFlags, output: OutputFlags) -> None:
 
     check_output(output)
     if asking.raw:
-        raise UsageError("A chat needs the chat template; --raw has no place in it.", "localllm run --raw")
+        raise UsageError(
+            "A chat needs the chat template; --raw has no place in it.", "localllm run --raw 'Once upon a time'"
+        )
     if output.json:
         raise UsageError("A chat is not one document; --json has no place in it.", "localllm chat --jsonl")
     if STDIN in (asking.file or ()):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from localllm.errors import ContextOverflow, UsageError, pasteable
+from localllm.errors import ContextOverflow, LocalLLMError, ModelNotFound, UsageError, pasteable
 
 MAX_BYTES = 64 << 20
 """More text than any context holds; reading stops here, so an endless pipe ends in a sentence."""
@@ -45,7 +45,7 @@ def read_question(arguments: Sequence[str], files: Sequence[Path], *, raw: bool,
         parts = [text for text in (part.strip("\r\n") for part in parts) if text.strip()]
     joined = "\n\n".join(part for part in parts if part)
     if not joined:
-        raise UsageError("There is no prompt.", _example(model))
+        raise _nothing_asked(model)
     return Question(model, joined)
 
 
@@ -59,7 +59,7 @@ def split_arguments(arguments: Sequence[str], *, has_text: bool) -> tuple[str | 
         raise UsageError("The first argument, the model, is empty.", "localllm run MODEL 'your question'")
     if not arguments:
         if not has_text:
-            raise UsageError("There is no prompt.", _example(None))
+            raise _nothing_asked(None)
         return None, None
     if len(arguments) > 1:
         return arguments[0], arguments[1]
@@ -150,5 +150,25 @@ def _is_path(argument: str) -> bool:
         return False
 
 
-def _example(model: str | None) -> str:
-    return f"{pasteable('localllm', 'run', model or 'MODEL', 'your question')} (or pipe text in; localllm run --help)"
+def _nothing_asked(model: str | None) -> UsageError:
+    """Return the refusal, with a line that works: a lone word that names no model was meant as the prompt."""
+    from localllm.models.catalog import DEFAULT_ALIAS
+
+    if model is not None and not _is_model(model):
+        return UsageError(
+            f"There is no prompt, and {model!r}, which stands where the model does, names none that is here.",
+            pasteable("localllm", "run", DEFAULT_ALIAS, model),
+        )
+    return UsageError("There is no prompt.", pasteable("localllm", "run", model or DEFAULT_ALIAS, "your question"))
+
+
+def _is_model(name: str) -> bool:
+    from localllm.models import resolve
+
+    try:
+        resolve.resolve(name)
+    except ModelNotFound:
+        return False
+    except LocalLLMError:  # it is there, and its own trouble will be told
+        return True
+    return True

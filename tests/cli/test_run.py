@@ -433,3 +433,17 @@ def test_service_is_closed_in_the_end(cli: Cli, opened: Opened) -> None:
 
 def test_verbose_tells_the_load(cli: Cli, opened: Opened) -> None:
     assert "context of 4096 tokens" in cli("run", "m", "hi", "-v").err
+
+
+def test_a_lone_word_that_is_no_model_is_offered_as_the_prompt(cli: Cli, opened: Opened) -> None:
+    result = cli("run", "hello", stdin="")
+    assert result.code == 2
+    assert "names none that is here" in result.err
+    assert result.err.endswith(f"hint: localllm run {DEFAULT_ALIAS} hello\n")
+    assert opened.calls == []
+
+
+def test_a_model_without_a_prompt_is_kept_in_the_hint(cli: Cli, opened: Opened, tiny: Path) -> None:
+    path = tiny / "llama-dense.gguf"
+    result = cli("run", str(path), stdin="")
+    assert result.err == f"error: There is no prompt.\nhint: localllm run {path} 'your question'\n"
