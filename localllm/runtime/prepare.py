@@ -214,6 +214,8 @@ def _check_range(name: str, value: int | None, low: int, high: int | None) -> No
 
 
 def _checked_ids(request: CompletionRequest, n_vocab: int) -> list[int]:
+    if not isinstance(request.prompt, (tuple, list)):  # bytes would pass for ids
+        raise UsageError("prompt must be a text or a list of token ids.", "decode bytes first", field="prompt")
     for position, token in enumerate(request.prompt):
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < n_vocab:
             raise UsageError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,6 +58,12 @@ def test_token_ids_are_taken_as_they_are_and_checked() -> None:
     for bad in (-1, SPEC.n_vocab, True, "x"):
         with pytest.raises(UsageError, match="token 1"):
             _prepare(CompletionRequest((1, bad)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("prompt", [b"hi", None, 5, {1, 2}])
+def test_a_prompt_that_is_neither_text_nor_ids_is_refused(prompt: Any) -> None:
+    with pytest.raises(UsageError, match="token ids"):
+        _prepare(CompletionRequest(prompt))
 
 
 def test_an_empty_prompt_is_refused() -> None:
