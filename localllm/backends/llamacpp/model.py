@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from localllm.backends.llamacpp import bindings
 from localllm.backends.llamacpp.settings import FLASH_ATTENTION, ContextSettings, ModelSettings
 from localllm.backends.llamacpp.tokenizer import LlamaTokenizer
-from localllm.errors import EngineError, ModelRefused, pasteable
+from localllm.errors import EngineError, ModelRefused, NotEnoughMemory, pasteable
 from localllm.models.kv_types import number_of
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class LlamaModel:
     def load(cls, info: ModelInfo, settings: ModelSettings, identity: str = "") -> LlamaModel:
         """Load the weights of `info.files`.
 
-        Raises: ModelRefused with the library's own reason; NativeUnavailable.
+        Raises: ModelRefused with the library's own reason; NotEnoughMemory; NativeUnavailable.
         """
         native = bindings.load()
         api = native.api
@@ -68,6 +68,8 @@ class LlamaModel:
         if not handle:
             reason = native.log.reason() or "no reason given"
             hint = pasteable("localllm", "show", str(info.path))
+            if _is_for_memory(reason):
+                raise NotEnoughMemory(f"{info.path} cannot be loaded: {reason}.", f"{hint} --memory")
             raise ModelRefused(f"llama.cpp cannot load {info.path}: {reason}", hint)
         return cls(native, handle, info, settings, identity or _identity(info.files))
 
@@ -87,7 +89,7 @@ class LlamaModel:
     def open_context(self, settings: ContextSettings) -> int:
         """Open a native context and count it; `close_context` gives it back.
 
-        Raises: EngineError with the library's own reason.
+        Raises: EngineError with the library's own reason, NotEnoughMemory where that is the reason.
         """
         if min(settings.n_ctx, settings.n_batch) < settings.n_slots:  # llama.cpp would end the process
             raise EngineError(
@@ -100,6 +102,10 @@ class LlamaModel:
         context = self.native.api.llama_init_from_model(self.handle, params)
         if not context:
             reason = self.native.log.reason() or "no reason given"
+            if _is_for_memory(reason):
+                raise NotEnoughMemory(
+                    f"There is no memory for a context of {settings.n_ctx} tokens: {reason}.", "use a smaller --ctx"
+                )
             raise EngineError(
                 f"llama.cpp cannot open a context of {settings.n_ctx} tokens: {reason}",
                 "use a smaller --ctx, --kv f16, or --flash-attn auto",
@@ -140,6 +146,11 @@ class LlamaModel:
         params.swa_full = settings.swa_full
         params.kv_unified = settings.kv_unified
         return params
+
+
+def _is_for_memory(reason: str) -> bool:
+    """Say whether llama.cpp's words mean that an allocation failed, whatever the estimate had said."""
+    return "insufficient memory" in reason or "allocate" in reason
 
 
 def _identity(files: tuple[Path, ...]) -> str:

@@ -76,6 +76,29 @@ def test_a_context_without_a_row_for_every_slot_is_refused_not_asserted(tiny: Pa
     model.close()
 
 
+NO_ROOM = """
+import resource, sys
+from pathlib import Path
+from localllm.errors import NotEnoughMemory
+from tests.backends.llamacpp.lanes import open_model, settings
+model = open_model(Path(sys.argv[1]))
+pages = int(Path("/proc/self/statm").read_text().split()[0])
+room = pages * resource.getpagesize() + 200_000_000
+resource.setrlimit(resource.RLIMIT_AS, (room, room))
+try:
+    model.open_context(settings(n_ctx=1 << 20))
+except NotEnoughMemory as error:
+    print(error.message)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc and a limit of the address space")
+def test_an_allocation_that_fails_is_told_as_missing_memory(tiny: Path) -> None:
+    command = [sys.executable, "-c", NO_ROOM, str(tiny / MODEL)]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60, check=True)
+    assert "no memory for a context of 1048576 tokens" in done.stdout
+
+
 def test_the_model_lives_until_its_last_context_closes(tiny: Path) -> None:
     model = open_model(tiny / MODEL)
     first, second = LlamaEngine(model, settings()), LlamaEngine(model, settings())
