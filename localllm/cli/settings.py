@@ -136,8 +136,9 @@ def _plain(value: Any) -> Any:
 def _check_value(name: str, value: Any, option: Any, path: Path, context: typer.Context) -> None:
     wanted = _wanted(option)
     items = value if isinstance(value, list) and option.multiple else [value]
-    if not all(_fits(item, wanted, takes_number="N" in (option.metavar or "")) for item in items):
-        kind = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}[wanted]
+    if not all(_fits(item, wanted, takes_number=_takes_number(option)) for item in items):
+        words = "a text or a whole number" if _takes_number(option) else "a text"
+        kind = {bool: "true or false", int: "a whole number", float: "a number", str: words}[wanted]
         plural = " or a list of them" if option.multiple else ""
         raise UsageError(f"{path}: {name} must be {kind}{plural}, not {value!r}.", f"edit {path}")
     try:
@@ -150,6 +151,11 @@ def _wanted(option: Any) -> type:
     if option.is_flag:
         return bool
     return next((kind for kind in (int, float) if option.type.name.startswith(kind.__name__)), str)
+
+
+def _takes_number(option: Any) -> bool:
+    """Say whether a flag takes a text or a number, as its metavar tells: `N|auto`."""
+    return "N" in (option.metavar or "").split("|")
 
 
 def _fits(value: Any, wanted: type, *, takes_number: bool) -> bool:

@@ -31,7 +31,7 @@ def read_set(path: Path) -> list[GgufHeader]:
     if named.missing:
         raise ModelRefused(
             f"{path.name} is one of {count} parts, and these are missing: {', '.join(named.missing[:5])}.",
-            "get the whole set again: localllm pull",
+            "fetch the missing parts into the same folder",
         )
     headers = [header if name == path.name else read_header(path.parent / name) for name in named.files]
     _check_set(headers, count)

@@ -140,3 +140,19 @@ def test_what_show_prints_is_a_settings_file(cli: Cli, opened: Opened, settings:
     assert tomllib.loads(shown)["top_k"] == 7
     settings.write_text(shown)
     assert cli("run", "m", "hi").code == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("ctx = true", "ctx must be a text or a whole number, not True"),
+        ("system = 3", "system must be a text, not 3"),
+        ("max_tokens = 'all'", "max_tokens must be a whole number, not 'all'"),
+        ("stop = [1]", "stop must be a text or a list of them, not [1]"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_told_with_what_is_right(
+    cli: Cli, opened: Opened, settings: Path, line: str, wanted: str
+) -> None:
+    settings.write_text(line)
+    assert wanted in cli("run", "m", "hi").err

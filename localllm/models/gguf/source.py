@@ -12,7 +12,7 @@ from localllm.errors import ModelNotFound, ModelRefused
 
 MAX_HEADER_BYTES = 64 * 2**20
 _FIRST_READ_BYTES = 2 * 2**20
-_FETCH_AGAIN = "get the file again (localllm pull), then look at it with: localllm show"
+_OTHERS = "localllm ls"  # what else is here; where this file came from, only its owner knows
 
 
 def shown(text: str, limit: int = 80) -> str:
@@ -80,6 +80,6 @@ class Source:
             self.buffer += piece
 
 
-def refusal(name: str, field: str, what: str, hint: str = _FETCH_AGAIN) -> ModelRefused:
+def refusal(name: str, field: str, what: str, hint: str = _OTHERS) -> ModelRefused:
     """Return the refusal of a file: its name, the field at fault, and what is wrong with it."""
     return ModelRefused(f"{name}: {field} {what}.", hint, field=field)

@@ -189,7 +189,8 @@ class _Attempts:
         expected = self._remote.expected
         if re.fullmatch(r"[0-9a-f]{64}", linked) and expected.sha256 and linked != expected.sha256:
             raise HashMismatch(
-                f"the hub now has another {self._remote.name}: {linked}, not {expected.sha256}", "localllm pull again"
+                f"the hub now has another {self._remote.name}: {linked}, not {expected.sha256}",
+                "run the same command again",
             )
         if size.isdecimal() and int(size) != expected.size_bytes:
             raise self._wrong_length(size)
