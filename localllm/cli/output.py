@@ -101,10 +101,10 @@ class Notes:
             self._line(text)
 
     def progress(self, text: str) -> None:
-        """Show `text` in place of the last progress; nothing where stderr is no terminal."""
+        """Show `text`, cut to one line, in place of the last progress; nothing where stderr is no terminal."""
         if self._shows_progress:
             self._has_progress = True
-            write_stderr(f"\r\x1b[K{printable(text)}")
+            write_stderr(f"\r\x1b[K{printable(text)[: _stderr_width() - 1]}")
 
     def clear(self) -> None:
         """Take the progress line away."""
@@ -123,6 +123,14 @@ def legible(text: str) -> str:
     Sentences quote names, files and templates, which must not steer the terminal.
     """
     return "\n".join(printable(line) for line in text.split("\n"))
+
+
+def _stderr_width() -> int:
+    try:
+        width = os.get_terminal_size(sys.stderr.fileno()).columns
+    except (OSError, ValueError):
+        width = 0
+    return width or 80  # a terminal that was never told its size says 0
 
 
 def write_stderr(text: str) -> None:

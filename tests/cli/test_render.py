@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 
 import pytest
@@ -146,3 +147,12 @@ def test_text_encoder_ends_the_line_once(monkeypatch: pytest.MonkeyPatch) -> Non
     encoder.event(events.Token(0, "a\n", (1,)), "a\n")
     encoder.end("")
     assert sys.stdout.getvalue() == "a\n"  # type: ignore[attr-defined]
+
+
+def test_progress_is_cut_to_the_line_that_can_be_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(os, "get_terminal_size", lambda descriptor: os.terminal_size((30, 24)))
+    monkeypatch.setattr(stream, "fileno", lambda: 2)
+    Notes().progress("loading /a/folder/with/a/long/name/model.gguf")
+    assert stream.getvalue() == "\r\x1b[Kloading /a/folder/with/a/long"
