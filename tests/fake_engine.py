@@ -166,6 +166,7 @@ class FakeEngine:
         self._check_cut(source, n_tokens)
         if self._fail_copies or (not self.spec.copy_shares_memory and self.used_cells() + n_tokens > self._room_tokens):
             self.slots[dst].is_short = True
+            self.n_no_room += 1
             return EditResult(0, outcome=EditOutcome.NO_ROOM)
         cells = source.cells[:n_tokens] if self.spec.copy_shares_memory else self._new_cells(n_tokens)
         copied = replace(source, tokens=source.tokens[:n_tokens], cells=cells, truncated=False, last_rows=0)

@@ -145,19 +145,49 @@ def test_a_whole_retained_match_wins_over_an_equal_running_one() -> None:
 
 
 def test_who_was_preempted_returns_before_newcomers() -> None:
-    bench = _bench(pool_tokens=150)
-    streams = [bench.submit([65 + i] * 40, max_tokens=40, ignore_eos=True) for i in range(3)]
-    while not bench.scheduler.stats.n_preemptions:
-        bench.step()
-    newcomer = bench.submit([80] * 40, max_tokens=40, ignore_eos=True)
+    bench = Bench(FakeEngine(replace(SPEC, pool_tokens=150)), RuntimeConfig(max_running=3))
+    streams = [bench.submit([65 + i] * 40, max_tokens=40, ignore_eos=True) for i in range(5)]
     order: list[object] = []
 
     def watch(_: int) -> None:
-        order.extend(s for s in [*streams, newcomer] if s._ended and s not in order)
+        order.extend(s for s in streams if s._ended and s not in order)
 
     bench.run(each_step=watch)
     watch(0)
-    assert order[-1] is newcomer
+    assert bench.scheduler.stats.n_preemptions > 0
+    assert order == streams
+
+
+def test_a_copy_that_costs_cells_is_not_asked_for_without_them() -> None:
+    bench = Bench(FakeEngine(replace(SPECS["unshared copies"], pool_tokens=150)))
+    shared = [70] * 60
+    streams = [bench.submit([*shared, 65 + i], max_tokens=8, ignore_eos=True) for i in range(4)]
+    bench.run()
+    assert bench.engine.n_no_room == 0
+    assert all(len(collect(s).choices[0].ids) == 8 for s in streams)
+
+
+def test_a_copied_slot_can_be_forked_where_its_source_could() -> None:
+    bench = Bench(FakeEngine(replace(SPECS["recurrent"], n_slots=3)))
+    shared = [70] * 60
+    for stream in [bench.submit([*shared, *[65 + i] * 40]) for i in range(2)]:
+        bench.run()
+        assert collect(stream).choices[0].ids
+    for slot in tuple(bench.scheduler._room.slots.retained()):
+        assert 60 in [c.n_tokens for c in slot.checkpoints]
+
+
+def test_a_copy_lacks_the_window_that_its_source_lacks_and_an_empty_slot_lacks_nothing() -> None:
+    slots = Room(SPECS["window"], RuntimeStats()).slots
+    source, copied = slots.take_free(), slots.take_free()
+    assert source is not None
+    assert copied is not None
+    slots.grow(source, 50)
+    source.first_held, source.is_settling = 20, True
+    slots.copy(source, copied, 50)
+    assert copied.first_held == 20
+    slots.cut(source, 0)
+    assert (source.first_held, source.is_settling) == (0, False)
 
 
 def test_prompts_that_share_little_do_not_wait_for_each_other() -> None:
