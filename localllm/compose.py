@@ -15,7 +15,7 @@ from localllm.errors import UsageError
 from localllm.models import memory
 from localllm.models.info import ModelInfo, read_info, require_generation
 from localllm.models.resolve import ModelFile, resolve
-from localllm.runtime.config import LoadConfig, RuntimeConfig
+from localllm.runtime.config import ANSWER_TOKENS, LoadConfig, RuntimeConfig
 from localllm.runtime.types import ChatRequest
 
 if TYPE_CHECKING:
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from localllm.runtime.types import Request
 
 T = TypeVar("T")
-
-ANSWER_TOKENS = 2048
-"""The room for an answer that an automatic context leaves where a request sets no limit."""
 
 
 def open(

@@ -16,14 +16,11 @@ from localllm.bench.recorder import Recorder
 from localllm.bench.rows import Case, EngineFacts, Row, ratio_fields
 from localllm.bench.startup import Start, interleaved, start, start_detached
 from localllm.bench.stats import estimate, mean, median, paired_ratio
-from localllm.runtime.config import LoadConfig
+from localllm.runtime.config import ANSWER_TOKENS, LoadConfig
 from localllm.runtime.types import ChatRequest, CompletionRequest, GenerationOptions, Request
 
 PROMPT = "Name three colours."
 """What is asked: about 35 tokens with the template of the default model."""
-
-ANSWER_TOKENS = 2048
-"""The longest answer of `run` where none is asked for; it decides the context, so it is given."""
 
 HELP_TIMEOUT_S = 60.0
 

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 from localllm.cli.options import LoadFlags, SamplingFlags
 from localllm.cli.prompt_input import argument_text
 from localllm.errors import UsageError
+from localllm.runtime.config import ANSWER_TOKENS
 
 if TYPE_CHECKING:
     from localllm.runtime.config import GpuLayers, LoadConfig
     from localllm.runtime.types import GenerationOptions
-
-MAX_ANSWER_TOKENS = 2048
-"""The longest answer that nobody asked to be longer (DESIGN 13)."""
 
 SAMPLING_NAMES = ("temperature", "top_p", "top_k", "min_p", "repeat_penalty")
 
@@ -38,7 +36,7 @@ def load_config(flags: LoadFlags, template: Path | None = None) -> LoadConfig:
     )
 
 
-def generation_options(flags: SamplingFlags, *, max_tokens: int | None = MAX_ANSWER_TOKENS) -> GenerationOptions:
+def generation_options(flags: SamplingFlags, *, max_tokens: int | None = ANSWER_TOKENS) -> GenerationOptions:
     """Return how to answer. Raises UsageError naming a setting that is out of its range."""
     from localllm.runtime.sampling_params import Sampling, resolve
     from localllm.runtime.stop import check_stops

@@ -9,6 +9,9 @@ from typing import Any, Literal, TypeAlias, get_args
 from localllm.errors import UsageError
 from localllm.models.kv_types import KvTypes
 
+ANSWER_TOKENS = 2048
+"""The longest answer that nobody asked to be longer: on the command line, and in a context sized by itself."""
+
 FlashAttn: TypeAlias = Literal["auto", "on", "off"]
 GpuChoice: TypeAlias = Literal["auto", "off", "all"]
 GpuLayers: TypeAlias = GpuChoice | int
