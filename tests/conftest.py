@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import platformdirs
@@ -40,6 +41,14 @@ def smollm2() -> Path:
     if not found:
         pytest.skip("needs SmolLM2: make model")
     return found[0]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_once() -> Iterator[None]:
+    """Let the many processes that tests start compile our modules once, also where CI writes no bytecode."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+        yield
 
 
 @pytest.fixture(autouse=True)
