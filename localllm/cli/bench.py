@@ -62,7 +62,9 @@ def engine(model: MaybeModel = None, format: Format = None, json: Json = False, 
     In process, against a bare loop over llama.cpp; a quiet machine gives the best figures.
     """
     if json and format not in (None, "json"):
-        raise UsageError(f"--json is short for --format json; --format {format} asks for another.", "leave one out")
+        raise UsageError(
+            f"--json is short for --format json; --format {format} asks for another.", "localllm bench --json"
+        )
     form: Form = "json" if json else format or "md"
     with told(Manner(json=form == "json")):
         _engine(model, form, load)

@@ -27,7 +27,7 @@ def rm(model: Model, talk: TalkFlags, yes: Yes = False, json: Json = False) -> N
     name = _name_in_store(model)
     found = store.find(name)
     told = printable(_told(found) if found else _unfinished(store, name, model))
-    if not yes and not _agreed(told):
+    if not yes and not _agreed(told, model):
         return
     store.remove(found.name if found else name)
     Notes(quiet=talk.quiet, verbose=talk.verbose).say(f"removed {told}")
@@ -76,8 +76,10 @@ def _unfinished(store: Store, name: str, text: str) -> str:
     raise UsageError(f"{text!r} is {elsewhere.path}, which is not localllm's to delete.", "localllm ls")
 
 
-def _agreed(told: str) -> bool:
+def _agreed(told: str, model: str) -> bool:
     if sys.stdin is None or not sys.stdin.isatty():
-        raise UsageError(f"{told} would be deleted, and there is no terminal to ask at.", "add --yes")
+        raise UsageError(
+            f"{told} would be deleted, and there is no terminal to ask at.", pasteable("localllm", "rm", model, "--yes")
+        )
     print(f"delete {told}? [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from localllm.cli.options import Json, Model, TalkFlags, option
-from localllm.errors import UsageError
+from localllm.errors import UsageError, pasteable
 
 if TYPE_CHECKING:
     from localllm.models.tokenizer import Tokenizer
@@ -36,11 +36,13 @@ def tokens(
     Special spellings are parsed, and BOS is added where the model asks for it, as for a raw prompt.
     """
     if encode and decode:
-        raise UsageError("--encode and --decode exclude each other.", "leave one of them out")
+        raise UsageError(
+            "--encode and --decode exclude each other.", pasteable("localllm", "tokens", model, "--encode")
+        )
     from localllm.cli.prompt_input import argument_text
 
-    given = argument_text(text, "TEXT") if text is not None else _stdin_text(talk.quiet)
-    wanted = _parse_ids(given) if decode else None
+    given = argument_text(text, "TEXT") if text is not None else _stdin_text(model, talk.quiet)
+    wanted = _parse_ids(given, model) if decode else None
     from localllm import compose
     from localllm.cli.signals import in_thread
 
@@ -83,18 +85,20 @@ def _decode(tokenizer: Tokenizer, ids: Sequence[int], json: bool) -> None:
             raise give_up_stdout(error) from None
 
 
-def _parse_ids(text: str) -> list[int]:
+def _parse_ids(text: str, model: str) -> list[int]:
     words = [word for word in re.split(r"[\s,\[\]]+", text) if word]
     wrong = next((word for word in words if not re.fullmatch(r"[0-9]{1,10}", word)), None)
     if wrong is not None:
-        raise UsageError(f"{wrong[:40]!r} is not a token id.", "localllm tokens MODEL --decode '1 2 3'")
+        raise UsageError(
+            f"{wrong[:40]!r} is not a token id.", pasteable("localllm", "tokens", model, "--decode", "1 2 3")
+        )
     return [int(word) for word in words]
 
 
-def _stdin_text(quiet: bool) -> str:
+def _stdin_text(model: str, quiet: bool) -> str:
     from localllm.cli.prompt_input import read_stdin
 
     text = read_stdin(quiet=quiet)
     if text is None:
-        raise UsageError("There is no text.", "localllm tokens MODEL 'some text', or pipe the text in")
+        raise UsageError("There is no text.", pasteable("localllm", "tokens", model, "some text"))
     return text
