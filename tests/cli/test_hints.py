@@ -69,7 +69,7 @@ def test_a_hint_names_the_model_that_was_named(cli: Cli, opened: Opened, argv: l
 
 def test_the_hint_of_rm_without_a_terminal_removes(cli: Cli) -> None:
     put("org/alpha")
-    told = cli("rm", "alpha").err
+    told = cli("rm", "alpha", stdin="").err
     hint = told.rpartition("hint: ")[2]
     assert cli(*shlex.split(hint)[1:]).code == 0
     assert Store().list() == []
