@@ -1,0 +1,66 @@
+"""How long chunks are: under the target with who decodes counted in, small again after a refusal, then growing."""
+
+from __future__ import annotations
+
+from localllm.runtime.chunks import ChunkPolicy
+from localllm.runtime.config import RuntimeConfig
+from localllm.runtime.cost import StepCost
+from localllm.runtime.metrics import RuntimeStats
+from localllm.runtime.stream import collect
+from tests.fake_engine import SPEC, FakeEngine
+from tests.runtime.harness import Bench, truth
+
+
+def _policy() -> ChunkPolicy:
+    cost = StepCost()
+    for n_rows in (1, 8, 64, 256):
+        cost.observe(n_rows, 0, n_rows * 0.001)
+    return ChunkPolicy(SPEC, RuntimeConfig(itl_target_s=0.128), cost, RuntimeStats())
+
+
+def test_rows_that_decode_count_in_the_time_between_two_tokens() -> None:
+    assert _policy().prefill_rows(8, 0) == 128 - 8
+
+
+def test_a_shrunk_step_counts_every_row_and_grows_again() -> None:
+    policy = _policy()
+    assert policy.shrink(12, n_items=8)
+    assert policy.prefill_rows(2, 0) == 4
+    assert not policy.shrink(2, n_items=2)
+    for _ in range(10):
+        policy.relax()
+    assert policy.prefill_rows(0, 0) == SPEC.max_batch_tokens
+
+
+def test_the_last_token_of_a_long_prompt_runs_alone() -> None:
+    bench = Bench()
+    bench.cost.observe(1, 0, 1e-9)
+    bench.cost.observe(128, 0, 0.1)
+    prompt = [65] * 100
+    assert bench.answer(prompt).choices[0].ids == truth(prompt)
+    assert [b.n_rows for b in bench.engine.batches[:2]] == [99, 1]
+
+
+def test_a_loop_with_work_does_not_sleep_between_steps() -> None:
+    bench = Bench(FakeEngine())
+    stream = bench.submit([65] * 20, ignore_eos=True)
+    bench.step()
+    assert bench.loop._wait_s == 0
+    bench.run()
+    assert bench.loop._wait_s is None
+    assert len(collect(stream).choices[0].ids) == 20
+
+
+def test_a_choice_that_fails_takes_the_others_of_its_request_with_it_and_nobody_else() -> None:
+    class Nan(FakeEngine):
+        def _logits(self, tokens: object) -> object:  # type: ignore[override]
+            row = super()._logits(tokens)  # type: ignore[arg-type]
+            if tokens[0] == 66 and len(tokens) > 22:  # type: ignore[index,arg-type]
+                row[:] = float("nan")
+            return row
+
+    bench = Bench(Nan())
+    bad, good = bench.submit([66] * 20, n=3, ignore_eos=True), bench.submit([65] * 20)
+    bench.run()
+    assert [e.code for e in bad if type(e).__name__ == "Error"] == ["engine_error"]
+    assert collect(good).choices[0].ids == truth([65] * 20)
