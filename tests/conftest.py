@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,6 +42,13 @@ def smollm2() -> Path:
     if not found:
         pytest.skip("needs SmolLM2: make model")
     return found[0]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def heeded_interrupt() -> None:
+    """Let tests send SIGINT also where a shell started them in the background, which ignores it for all below."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
