@@ -78,7 +78,6 @@ class RuntimeConfig:
     prefill_target_s: float = 2.0
     min_chunk_tokens: int = 32
     max_waiting: int = 128
-    kv_block_tokens: int = 64
     min_wait_prefix_tokens: int = 32
     max_running: int | None = None
 

@@ -15,11 +15,12 @@ from typing import Any
 from localllm.errors import ContextOverflow, TemplateError, UsageError
 from localllm.models import chat_template
 from localllm.models.chat_template import ChatTemplate, Encoded, Rendered
+from localllm.models.template.messages import count_chars
 from localllm.models.tokenizer import Tokenizer
 from localllm.runtime.detokenizer import Detokenizer
 from localllm.runtime.engine import EngineSpec, PrefixRule
-from localllm.runtime.sampler import Sampler, resolve
-from localllm.runtime.sampling_params import Sampling
+from localllm.runtime.sampler import Sampler
+from localllm.runtime.sampling_params import Sampling, resolve
 from localllm.runtime.sequence import RequestRun, Sequence, Timeline
 from localllm.runtime.stop import StopMatcher, check_stops
 from localllm.runtime.stream import TokenStream
@@ -65,7 +66,7 @@ def encode_prompt(request: Request, model: ModelFacts, timeline: Timeline | None
         rendered = model.template.render(
             request.messages,
             tools=request.tools,
-            max_chars=4 * _n_chars([request.messages, request.tools]) + 262_144,
+            max_chars=4 * count_chars([list(request.messages), list(request.tools)]) + 262_144,
             **request.template_kwargs,
         )
         _refuse_left_out(request, rendered)
@@ -96,8 +97,8 @@ def _refuse_left_out(request: ChatRequest, rendered: Rendered) -> None:
 
 def _refuse_endless(request: Request, model: ModelFacts) -> None:
     """Refuse what no context holds before it is rendered and its tokens are counted."""
-    text = request.messages if isinstance(request, ChatRequest) else request.prompt
-    n_chars = _n_chars(text) if isinstance(request, ChatRequest) or isinstance(text, str) else 0
+    text = list(request.messages) if isinstance(request, ChatRequest) else request.prompt
+    n_chars = 0 if isinstance(text, tuple) else count_chars(text)
     if n_chars <= _MAX_UNCOUNTED_CHARS or n_chars <= _MAX_CHARS_PER_TOKEN * (largest := model.largest_ctx()):
         return
     raise ContextOverflow(
@@ -224,15 +225,6 @@ def _checked_ids(request: CompletionRequest, n_vocab: int) -> list[int]:
                 field="prompt",
             )
     return [int(token) for token in request.prompt]
-
-
-def _n_chars(value: Any) -> int:
-    """Count the characters of every string in nested messages and tools."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, dict):
-        return sum(_n_chars(k) + _n_chars(v) for k, v in value.items())
-    return sum(map(_n_chars, value)) if isinstance(value, (list, tuple)) else 8
 
 
 _OPTION_NAMES = frozenset(f.name for f in fields(GenerationOptions)) - {"sampling"}

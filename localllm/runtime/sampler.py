@@ -17,13 +17,10 @@ from localllm.errors import EngineError, UsageError
 from localllm.models.tokenizer import Vocabulary
 from localllm.runtime.draft.base import Draft
 from localllm.runtime.draws import Draws, Purpose
-from localllm.runtime.logprobs import logprobs
 from localllm.runtime.penalties import Dry, last, penalise_repeats
-from localllm.runtime.sampling_params import Sampling, model_defaults, resolve
+from localllm.runtime.sampling_params import Sampling
 from localllm.runtime.truncation import Candidates, pick, truncate
 from localllm.runtime.types import Tokens
-
-__all__ = ["Constraint", "Sampler", "Sampling", "logprobs", "model_defaults", "resolve"]
 
 
 class Constraint(Protocol):

@@ -20,7 +20,7 @@ MAX_SEED = 2**64 - 1
 class GenerationOptions:
     """How to answer, whatever the prompt is.
 
-    `sampling` holds only what the caller set, keyed by the field names of `sampler.Sampling`;
+    `sampling` holds only what the caller set, keyed by the field names of `sampling_params.Sampling`;
     the rest comes from the model's defaults. `max_tokens` None = what is left of the context.
     `logprobs` None = none, k = the chosen token's and the k best alternatives' at each position.
     """
