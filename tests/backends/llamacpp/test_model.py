@@ -138,7 +138,7 @@ def open_and_close(times):
     gc.collect()
     return process.memory_info().rss, process.num_fds(), process.num_threads()
 before, after = open_and_close(10), open_and_close(20)
-assert after[1:] == before[1:], (before, after)
+assert after[1] <= before[1] and after[2] <= before[2], (before, after)
 assert after[0] - before[0] < 4_000_000, (before, after)  # one context alone takes 10 MB
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=PROJECT)
