@@ -128,9 +128,10 @@ def test_sentences_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str])
     assert "red" in err
 
 
-def test_lost_stderr_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_stderr_is_no_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "stderr", None)
     Notes().say("nobody hears this")
+    assert capsys.readouterr().out == ""
 
 
 def test_stats_do_not_divide_by_what_did_not_happen() -> None:

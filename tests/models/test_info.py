@@ -188,7 +188,9 @@ def test_what_cannot_answer_is_refused_for_running_in_a_sentence(name: str, tmp_
 
 def test_unspecified_pooling_is_no_embedding_model(tmp_path: Path) -> None:
     file = small_model(pooling=key("llama.pooling_type", U32, 2**32 - 1))
-    require_generation(read_info(write(file, tmp_path)))
+    info = read_info(write(file, tmp_path))
+    require_generation(info)
+    assert not info.is_embedding_only
 
 
 def test_vocabulary_files_are_told_from_models(shared: Path) -> None:

@@ -64,7 +64,9 @@ def test_head_size_that_blocks_do_not_divide_is_refused_with_the_side() -> None:
 
 @pytest.mark.parametrize("text", ["q8_0:f16", "f16"])
 def test_what_the_engine_can_do_is_not_refused(text: str) -> None:
-    KvTypes.parse(text).check(head_sizes_k=[64, 128], head_sizes_v=[80], flash_attn=False)
+    kv = KvTypes.parse(text)
+    kv.check(head_sizes_k=[64, 128], head_sizes_v=[80], flash_attn=False)
+    assert not kv.needs_flash_attention
 
 
 def test_model_without_a_v_cache_takes_one_type_only() -> None:

@@ -47,8 +47,9 @@ def test_a_value_that_makes_no_sense_is_refused_by_name(name: str, value: object
 
 
 def test_every_value_that_makes_sense_is_taken() -> None:
-    LoadConfig(ctx=1, kv=KvTypes.parse("q8_0:f16"), flash_attn="on", gpu="all", threads=MAX_THREADS, retained=0)
-    LoadConfig(gpu=0, template=Path("chat.jinja"), parallel=4)
+    most = LoadConfig(ctx=1, kv=KvTypes.parse("q8_0:f16"), flash_attn="on", gpu="all", threads=MAX_THREADS, retained=0)
+    assert (most.ctx, most.threads, most.retained) == (1, MAX_THREADS, 0)
+    assert LoadConfig(gpu=0, template=Path("chat.jinja"), parallel=4).gpu == 0
 
 
 @pytest.mark.parametrize("model", [None, 5, ["smollm2"]])

@@ -277,8 +277,11 @@ def test_whatever_escapes_a_step_ends_every_request(error: type[BaseException]) 
             streams.append(service.submit(_request()))
         except LocalLLMError:
             break
-    threads = [_in_thread(lambda stream=s: list(stream) and None) for s in streams]  # type: ignore[misc]
+    last: list[object] = []
+    threads = [_in_thread(lambda stream=s: last.append(list(stream)[-1])) for s in streams]  # type: ignore[misc]
     _join(threads)
+    assert len(last) == len(streams) > 0
+    assert all(isinstance(event, Error) for event in last)
     service.close()
 
 

@@ -148,6 +148,9 @@ def test_a_full_queue_refuses_the_next() -> None:
 
 
 def test_close_is_idempotent() -> None:
-    service = fake_service()
+    engine = FakeEngine()
+    service = fake_service(engine)
     service.close()
     service.close()
+    assert engine.closed
+    assert not service.is_alive
