@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from localllm.runtime.types import Request
 
 T = TypeVar("T")
+_HANDOVER_S = 0.0002
 
 
 def open(
@@ -145,11 +147,14 @@ def _beside(work: Callable[[], T], meanwhile: Callable[[], None]) -> T:
             failures.append(error)
 
     thread = threading.Thread(target=call, name="localllm-load", daemon=True)
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(_HANDOVER_S)  # the load's many short native calls would wait 5 ms each for the lock
     thread.start()
     try:
         meanwhile()
     finally:
         thread.join()
+        sys.setswitchinterval(interval_s)
     if failures:
         raise failures[0]
     return results[0]
