@@ -23,11 +23,3 @@ class Detokenizer:
     def push(self, token: int) -> str:
         """Return the text that `token` completes; "" while a character is incomplete. O(1)."""
         return self._decoder.decode(self._piece(token))
-
-    def flush(self) -> str:
-        """End the answer: drop the bytes of a character that was cut, and start afresh.
-
-        Returns: always "", since nothing that is complete is ever held.
-        """
-        self._decoder.reset()
-        return ""

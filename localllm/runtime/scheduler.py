@@ -277,7 +277,6 @@ class Scheduler:
             return
         self.stats.n_preemptions += 1
         self.stats.n_recomputed_tokens += youngest.n_computed
-        youngest.n_recomputed += youngest.n_computed
         self._room.vacate(youngest)
         self._running.remove(youngest)
         youngest.phase = Phase.QUEUED

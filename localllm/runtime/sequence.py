@@ -137,7 +137,6 @@ class Sequence:
     phase: Phase = Phase.QUEUED
     slot: Slot | None = None
     order: int = 0  # of admission: the youngest is preempted first
-    n_recomputed: int = 0
 
     @property
     def n_tokens(self) -> int:

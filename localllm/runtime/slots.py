@@ -143,7 +143,7 @@ class Slots:
             slot.checkpoints = [c for c in slot.checkpoints if c.blob is not blob]
 
     def check_integrity(self) -> None:
-        """Raise AssertionError where the ledger does not add up; for tests and idle moments."""
+        """Raise AssertionError where the ledger does not add up; for tests."""
         segments = {id(s): s for slot in self._slots for s in slot.segments}
         assert self.used_cells == sum(s.n_tokens for s in segments.values())
         for slot in self._slots:
