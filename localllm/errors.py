@@ -109,6 +109,18 @@ class Unavailable(LocalLLMError):
     exit_code, http_status, code = 1, 503, "unavailable"
 
 
+class WorkerDied(LocalLLMError):
+    """The process that held the model died with this request in it; it is being started again."""
+
+    exit_code, http_status, code = 1, 503, "worker_died"
+
+
+class Poisoned(LocalLLMError):
+    """This request, alone at work, took the model's process down; it is not tried again for a while."""
+
+    exit_code, http_status, code = 1, 422, "request_crashes_engine"
+
+
 class EngineError(LocalLLMError):
     """A forward failed: the slots of its batch are undefined and are cleared."""
 

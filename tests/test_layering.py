@@ -23,8 +23,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime": {"errors", "models"},
     "backends": {"errors", "models", "runtime"},
     "compose": {"errors", "models", "runtime", "backends"},
-    "bench": {"__init__", "errors", "models", "runtime", "backends", "compose"},
-    "cli": {"__init__", "errors", "models", "runtime", "backends", "compose", "bench"},
+    "worker": {"__init__", "errors", "models", "runtime", "compose"},
+    "bench": {"__init__", "errors", "models", "runtime", "backends", "compose", "worker"},
+    "server": {"__init__", "errors", "models", "runtime", "worker"},
+    "cli": {"__init__", "errors", "models", "runtime", "backends", "compose", "worker", "bench", "server"},
     "__init__": {"errors", "models", "runtime", "compose"},
     "__main__": {"cli"},
 }
@@ -41,6 +43,9 @@ ONLY_IN = {
     "rich": "cli/",
     "prompt_toolkit": "cli/",
     "huggingface_hub": "models/sources/",
+    "starlette": "server/",
+    "uvicorn": "server/",
+    "h11": "server/",
 }
 
 
@@ -185,7 +190,16 @@ def test_no_module_imports_itself_in_a_circle() -> None:
         visit(module, ())
 
 
-HEAVY = {"llama_cpp", "numpy", "jinja2", "huggingface_hub", "rich", "msgspec", "requests", "httpx2", "prompt_toolkit"}
+def test_only_the_worker_process_reaches_compose() -> None:
+    for module in MODULES:
+        if part_of(module) == "worker" and module != "localllm.worker.main":
+            assert "compose" not in {part_of(name) for name in ours(imported(module))}, module
+
+
+HEAVY = {
+    *("llama_cpp", "numpy", "jinja2", "huggingface_hub", "rich", "msgspec", "requests", "httpx2", "prompt_toolkit"),
+    *("starlette", "uvicorn", "asyncio"),
+}
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["ls"], ["run", "--help"]])

@@ -93,13 +93,25 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class Embedded:
+    """The embedding of input `index`: float32 [n_embd], little-endian, of length 1."""
+
+    index: int
+    vector: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Error:
-    """The request failed; `index` is the choice (or input) at fault where one is."""
+    """The request failed; `index` is the choice (or input) at fault where one is.
+
+    `details` are the numbers and the `field` behind it, as on the exception; never text of the request.
+    """
 
     code: str
     message: str
     hint: str = ""
     index: int | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +119,15 @@ class Done:
     """The last event of a request that did not fail."""
 
 
-Event: TypeAlias = Queued | Admitted | Progress | Token | Finished | Usage | Error | Done
+Event: TypeAlias = Queued | Admitted | Progress | Token | Embedded | Finished | Usage | Error | Done
 
 
 def encode(event: Event) -> dict[str, Any]:
-    """Return the public JSON form: `{"v": 1, "event": "token", ...}`; None and empty logprobs left out."""
+    """Return the public JSON form: `{"v": 1, "event": "token", ...}`; None, empty logprobs and details left out."""
     body = {name: value for name, value in _plain(event).items() if value is not None}
-    if not body.get("logprobs", True):
-        del body["logprobs"]
+    for name in ("logprobs", "details"):
+        if not body.get(name, True):
+            del body[name]
     return {"v": VERSION, "event": type(event).__name__.lower(), **body}
 
 

@@ -58,11 +58,25 @@ class ChatRequest:
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """Text that is already rendered (special spellings are parsed), or token ids as they are."""
+    """Text that is already rendered (special spellings are parsed), or token ids as they are.
+
+    With a `suffix`, the answer is what stands between prompt and suffix (models with
+    fill-in-the-middle tokens only); then both are plain text, in which no specials are parsed.
+    """
 
     prompt: str | tuple[int, ...]
+    options: GenerationOptions = GenerationOptions()
+    suffix: str | None = None
+    request_id: str = field(default_factory=new_request_id)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequest:
+    """Texts (no specials are parsed), or token ids, to embed; of the options only client and priority count."""
+
+    inputs: tuple[str | tuple[int, ...], ...]
     options: GenerationOptions = GenerationOptions()
     request_id: str = field(default_factory=new_request_id)
 
 
-Request: TypeAlias = ChatRequest | CompletionRequest
+Request: TypeAlias = ChatRequest | CompletionRequest | EmbeddingRequest

@@ -1,0 +1,1 @@
+"""HTTP only: it talks to `worker.supervisor`, never to native code."""

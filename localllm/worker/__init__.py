@@ -1,0 +1,1 @@
+"""The processes that own engines, and their supervisor. Only `main` reaches `compose`."""
