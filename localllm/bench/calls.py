@@ -1,0 +1,118 @@
+"""What is sent to an endpoint, and what became of it."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from localllm.errors import UsageError
+
+
+class End(Enum):
+    """How an exchange ended. The last four are never right."""
+
+    ANSWER = "answer"
+    REFUSED = "refused"  # an HTTP status of 400 or more, with a proper error
+    ERROR_EVENT = "error_event"  # a stream that ended with an error in it
+    CANCELLED = "cancelled"  # by us, as was asked
+    LOST = "lost"  # the connection ended, or the answer did, before its proper end
+    MALFORMED = "malformed"  # it broke a rule of HTTP, of event streams or of the API
+    TIMED_OUT = "timed_out"
+    UNREACHABLE = "unreachable"
+
+    @property
+    def is_proper(self) -> bool:
+        """Whether the request ended in exactly one answer, error event, refusal or cancel."""
+        return self in (End.ANSWER, End.REFUSED, End.ERROR_EVENT, End.CANCELLED)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where requests go. `prefix` stands before every path; `headers` go with every request."""
+
+    host: str
+    port: int
+    prefix: str = ""
+    tls: ssl.SSLContext | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+    timeout_s: float = 600.0
+
+    @classmethod
+    def of_url(
+        cls, url: str, *, key: str | None = None, timeout_s: float = 600.0, tls: ssl.SSLContext | None = None
+    ) -> Target:
+        """Return the target of `http://host:port/v1` or a server's root. Raises UsageError."""
+        parts = urlsplit(url if "//" in url else f"http://{url}")
+        try:
+            port = parts.port
+        except ValueError:
+            port = 0
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+            raise UsageError(f"{url} is no address of a server.", "http://127.0.0.1:8080")
+        context = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
+        headers = (("authorization", f"Bearer {key}"),) if key else ()
+        prefix = parts.path.rstrip("/").removesuffix("/v1")
+        return cls(parts.hostname, port or (443 if context else 80), prefix, context, headers, timeout_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request to send. `body` None = GET.
+
+    `cancel_after_s` and `cancel_after_events`: the connection is closed then, whatever there is.
+    `label` comes back in the outcome; `keep_text` keeps the answer's text there.
+    """
+
+    path: str
+    body: bytes | None
+    headers: tuple[tuple[str, str], ...] = ()
+    label: str = ""
+    cancel_after_s: float | None = None
+    cancel_after_events: int | None = None
+    keep_text: bool = False
+
+    @classmethod
+    def of(cls, path: str, fields: Mapping[str, Any], **settings: Any) -> Call:
+        """Return a POST of `fields` as JSON."""
+        return cls(path, msgspec.json.encode(fields), **settings)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one call. Times are time.perf_counter(); tokens None = the endpoint did not say.
+
+    `due_s`: when it was to be sent (an open loop's clock), `started_s`: when it was. `fault`: why
+    the end is not a proper one. `text` is "" unless it was asked for. `n_sends`: 2 where the
+    connection turned out to have been closed while it was idle.
+    """
+
+    label: str
+    client: int
+    end: End
+    is_stream: bool
+    status: int | None
+    due_s: float
+    started_s: float
+    head_s: float | None
+    ended_s: float
+    token_s: tuple[float, ...] = ()
+    answer_s: float | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    finish_reasons: tuple[str, ...] = ()
+    error_code: str | None = None
+    error_message: str = ""
+    retry_after_s: float | None = None
+    request_id: str | None = None
+    timings: Mapping[str, Any] | None = None
+    n_comments: int = 0
+    fault: str = ""
+    text: str = ""
+    n_sends: int = 1
