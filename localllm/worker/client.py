@@ -1,0 +1,325 @@
+"""A running server as the command line uses it: one call, or a model that it holds, over its private socket."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import socket
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from localllm.errors import LocalLLMError, ServerUnreachable, TimedOut
+from localllm.runtime import events
+from localllm.runtime.config import LoadConfig
+from localllm.runtime.stream import TokenStream, rebuild
+from localllm.runtime.types import Request
+from localllm.worker import local_socket
+from localllm.worker.description import config_to_wire
+from localllm.worker.protocol import (
+    VERSION,
+    AnyFrame,
+    Attach,
+    Attached,
+    BadFrame,
+    Call,
+    Cancel,
+    Failed,
+    Frame,
+    FrameReader,
+    Happened,
+    Result,
+    event_from_wire,
+    pack,
+    submit_frame,
+)
+from localllm.worker.registry import ServerRecord
+
+ATTACH_TIMEOUT_S = 2.0
+"""How long a server may take to say whether it holds a model: a model is loaded here meanwhile, or not at all."""
+
+CALL_TIMEOUT_S = 30.0
+_CHUNK_BYTES = 1 << 16
+
+
+def call(record: ServerRecord, verb: str, argument: Any = None, timeout_s: float = CALL_TIMEOUT_S) -> Any:
+    """Ask a server for something that is no generation; return its answer.
+
+    Raises: ServerUnreachable, TimedOut, and the failure that the server tells of.
+    """
+    connection, _ = _Connection.open(record, Attach(VERSION), timeout_s)
+    try:
+        connection.send(Call(1, verb, argument))
+        return _result(connection.receive())
+    finally:
+        connection.close()
+
+
+def attach(record: ServerRecord, path: Path, config: LoadConfig) -> RemoteService:
+    """Return the model of the file at `path`, loaded with these settings, in a running server.
+
+    Raises: ServerUnreachable, TimedOut; ModelNotFound, UsageError (other settings), Unavailable.
+    """
+    wish = Attach(VERSION, os.path.abspath(path), config_to_wire(config))
+    connection, model = _Connection.open(record, wish, ATTACH_TIMEOUT_S)
+    return RemoteService(record, connection, model)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteInfo:
+    """What the command line tells of a model's file."""
+
+    architecture: str
+    quant: str
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteModel:
+    """A model that a server holds. `n_ctx`: the most that one request may use, prompt and answer."""
+
+    name: str
+    path: Path
+    sha256: str | None
+    info: RemoteInfo
+    n_ctx: int
+    notes: tuple[str, ...] = ()
+
+
+class RemoteService:
+    """A model in a running server, as `runtime.service.Service` is one in process. Thread safe."""
+
+    def __init__(self, record: ServerRecord, connection: _Connection, model: Mapping[str, Any]) -> None:
+        self.record = record
+        self.model = RemoteModel(
+            name=model["name"],
+            path=Path(model["path"]),
+            sha256=model["sha256"],
+            info=RemoteInfo(model["architecture"], model["quant"]),
+            n_ctx=min(model["n_ctx"], model["max_sequence_tokens"]),
+            notes=tuple(model["notes"]),
+        )
+        self.can_chat: bool = model["can_chat"]
+        self._connection = connection
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._waiting: dict[int, _Waiting] = {}
+        self._death: LocalLLMError | None = None
+        self._reader = threading.Thread(target=self._read, name="localllm-server", daemon=True)
+        self._reader.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """Say whether submitted work will be done."""
+        return self._death is None
+
+    def submit(self, request: Request) -> TokenStream:
+        """Hand a request to the server; its events come through the stream.
+
+        Returns when the server took it. Raises: what refused it, as in process; ServerUnreachable.
+        """
+        number = next(self._numbers)
+        stream = TokenStream(request.request_id, lambda _: self._send_if_alive(Cancel(number)))
+        waiting = self._ask(number, submit_frame(number, request), _Waiting(stream))
+        if waiting.failure is not None:
+            raise waiting.failure
+        return stream
+
+    def prompt_tokens(self, request: Request) -> list[int]:
+        """Return the ids that a request's prompt becomes. Raises what refuses it; ServerUnreachable."""
+        asked = submit_frame(0, request)
+        answer = self._call("prompt_tokens", {"kind": asked.kind, "request": asked.request})
+        return list(answer["tokens"])
+
+    def close(self) -> None:
+        """Leave the server; what is at work there for this connection ends. Idempotent."""
+        self._end(ServerUnreachable("The connection to the server was closed.", "start again"))
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _call(self, verb: str, argument: Any) -> Any:
+        number = next(self._numbers)
+        waiting = self._ask(number, Call(number, verb, argument), _Waiting(None))
+        if waiting.failure is not None:
+            raise waiting.failure
+        return waiting.value
+
+    def _ask(self, number: int, frame: Frame, waiting: _Waiting) -> _Waiting:
+        """Send what is numbered `number` and wait for the first answer to it."""
+        with self._lock:
+            if self._death is not None:
+                raise self._death
+            self._waiting[number] = waiting
+        try:
+            self._send(frame)
+            waiting.answered.wait()
+        except BaseException:
+            self._send_if_alive(Cancel(number))
+            raise
+        return waiting
+
+    def _send(self, frame: Frame) -> None:
+        try:
+            self._connection.send(frame)
+        except OSError:
+            self._end(self._gone())
+        except BadFrame as error:
+            raise LocalLLMError(f"The request is too large for the server: {error}.", "--no-server") from None
+
+    def _send_if_alive(self, frame: Frame) -> None:
+        if self._death is None:
+            self._send(frame)
+
+    def _read(self) -> None:
+        """Hand out what comes until the server is gone."""
+        try:
+            self._connection.wait_forever()
+            while True:
+                self._take(self._connection.receive())
+        except (LocalLLMError, OSError, BadFrame):
+            self._end(self._gone())
+
+    def _take(self, frame: AnyFrame) -> None:
+        match frame:
+            case Happened():
+                for number, wires in frame.entries:
+                    self._happened(number, [event_from_wire(wire) for wire in wires])
+            case Result():
+                self._answered(frame.number, frame.value, None)
+            case Failed():
+                self._answered(frame.number, None, rebuilt(frame))
+            case _:
+                raise BadFrame("not a server's frame")
+
+    def _happened(self, number: int, batch: list[events.Event]) -> None:
+        with self._lock:
+            waiting = self._waiting.get(number)
+            if waiting is None or waiting.stream is None or not batch:
+                return
+            if isinstance(batch[-1], (events.Done, events.Error)):
+                del self._waiting[number]
+        if isinstance(batch[0], events.Error) and not waiting.answered.is_set():
+            waiting.failure = rebuild(batch[0])
+        else:
+            waiting.stream.put(batch)
+        waiting.answered.set()
+
+    def _answered(self, number: int, value: Any, failure: LocalLLMError | None) -> None:
+        with self._lock:
+            waiting = self._waiting.pop(number, None)
+        if waiting is not None:
+            waiting.value, waiting.failure = value, failure
+            waiting.answered.set()
+
+    def _end(self, death: LocalLLMError) -> None:
+        """Let everything that waits for the server end. Only the first reason counts."""
+        with self._lock:
+            if self._death is not None:
+                return
+            self._death = death
+            left = list(self._waiting.values())
+            self._waiting.clear()
+        for waiting in left:
+            if waiting.answered.is_set() and waiting.stream is not None:
+                waiting.stream.put([events.Error(death.code, death.message, death.hint)])
+            else:
+                waiting.failure = death
+            waiting.answered.set()
+
+    def _gone(self) -> ServerUnreachable:
+        return ServerUnreachable(
+            f"The server at {self.record.url} is gone, and with it what it was answering.",
+            "localllm run --no-server loads the model here",
+        )
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """Something asked: `answered` is set at the first answer; `stream` None for a call."""
+
+    stream: TokenStream | None
+    answered: threading.Event = field(default_factory=threading.Event)
+    value: Any = None
+    failure: LocalLLMError | None = None
+
+
+class _Connection:
+    """One socket and its frames. `receive` is for one thread, `send` for any."""
+
+    def __init__(self, peer: socket.socket) -> None:
+        self._peer = peer
+        self._frames = FrameReader()
+        self._held: list[AnyFrame] = []
+        self._sending = threading.Lock()
+
+    @classmethod
+    def open(cls, record: ServerRecord, wish: Attach, timeout_s: float) -> tuple[_Connection, Mapping[str, Any]]:
+        """Connect and attach; return the connection and the description of the model."""
+        connection = cls(local_socket.connect(record.socket, timeout_s))
+        try:
+            connection.send(wish)
+            answer = connection.receive()
+            if isinstance(answer, Failed):
+                raise rebuilt(answer)
+            if not isinstance(answer, Attached):
+                raise BadFrame("no Attached")
+        except (OSError, BadFrame) as error:
+            connection.close()
+            raise ServerUnreachable(f"The server at {record.url} broke off: {error}.", "localllm ps") from None
+        except BaseException:
+            connection.close()
+            raise
+        return connection, answer.model
+
+    def send(self, frame: Frame) -> None:
+        """Send a frame whole. Raises OSError, BadFrame."""
+        data = pack(frame)
+        with self._sending:
+            self._peer.sendall(data)
+
+    def receive(self) -> AnyFrame:
+        """Return the next frame. Raises OSError, BadFrame; ServerUnreachable at the end, TimedOut."""
+        while not self._held:
+            try:
+                data = self._peer.recv(_CHUNK_BYTES)
+            except TimeoutError:
+                raise TimedOut("The server does not answer.", "localllm ps") from None
+            if not data:
+                raise ServerUnreachable("The server closed the connection.", "localllm ps")
+            self._held.extend(self._frames.feed(data))
+        return self._held.pop(0)
+
+    def wait_forever(self) -> None:
+        """From now on wait as long as it takes."""
+        self._peer.settimeout(None)
+
+    def close(self) -> None:
+        """Close it; a thread that waits in `receive` comes back."""
+        with contextlib.suppress(OSError):
+            self._peer.shutdown(socket.SHUT_RDWR)
+        self._peer.close()
+
+
+def rebuilt(failed: Failed) -> LocalLLMError:
+    """Return the failure that a frame tells of."""
+    return rebuild(events.Error(failed.code, failed.message, failed.hint, details=failed.details))
+
+
+def _result(frame: AnyFrame) -> Any:
+    match frame:
+        case Result():
+            return frame.value
+        case Failed():
+            raise rebuilt(frame)
+        case _:
+            raise ServerUnreachable("The server answered something else.", "localllm ps")
