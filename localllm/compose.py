@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from localllm.backends.llamacpp.bare import BareLoop
     from localllm.backends.llamacpp.model import LlamaModel
     from localllm.models.tokenizer import Tokenizer
+    from localllm.runtime.hooks import Hooks
     from localllm.runtime.prepare import ModelFacts
     from localllm.runtime.service import Service
     from localllm.runtime.types import Request
@@ -37,6 +38,7 @@ def open(
     *,
     runtime: RuntimeConfig = RuntimeConfig(),
     sized_for: Request | None = None,
+    hooks: Hooks | None = None,
 ) -> Service:
     """Load a model and return the service over it.
 
@@ -50,6 +52,7 @@ def open(
 
         raise missing(found.name)
     machine, placement, weights = _beside(lambda: _load(info, found, config, sized_for is not None), _import_the_rest)
+    from localllm.runtime.hooks import NO_HOOKS
     from localllm.runtime.service import LoadedModel, Service
 
     try:
@@ -71,7 +74,7 @@ def open(
         notes=placement.notes,
         settings=_settings(placement),
     )
-    return Service(loaded, facts, engine, _running_at_most(runtime, config.parallel))
+    return Service(loaded, facts, engine, _running_at_most(runtime, config.parallel), hooks=hooks or NO_HOOKS)
 
 
 def open_tokenizer(model: str | Path) -> LlamaModel:

@@ -8,6 +8,8 @@ room, refuse copies and restores, fail a forward, or follow a script.
 from __future__ import annotations
 
 import itertools
+import os
+import time
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +20,8 @@ import numpy as np
 
 from localllm.errors import EngineError
 from localllm.models.chat_template import ChatTemplate
+from localllm.models.info import Kind, ModelInfo
+from localllm.models.layers import Layer
 from localllm.runtime.config import RuntimeConfig
 from localllm.runtime.engine import (
     Batch,
@@ -35,14 +39,17 @@ from localllm.runtime.engine import (
     StepOutput,
     Truncate,
 )
+from localllm.runtime.hooks import NO_HOOKS, Hooks
 from localllm.runtime.prepare import ModelFacts
 from localllm.runtime.sampling_params import Sampling
 from localllm.runtime.service import LoadedModel, Service
+from localllm.worker.protocol import Load
 from tests.byte_tokenizer import ByteTokenizer
 
 BOS, EOS, USER, ASSISTANT = 256, 257, 258, 259
 SPECIALS = {BOS: "<s>", EOS: "</s>", USER: "<|user|>", ASSISTANT: "<|assistant|>"}
 N_VOCAB = 260
+N_EMBD = 8
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}"
     "{% if m.role == 'assistant' %}<|assistant|>{{ m.content }}</s>{% else %}<|user|>{{ m.content }}{% endif %}"
@@ -87,11 +94,17 @@ def next_token(tokens: Sequence[int]) -> int:
     return EOS if mixed % 97 == 0 else 32 + mixed % 95
 
 
+def endless_token(tokens: Sequence[int]) -> int:
+    """Return the greedy token after `tokens`, never the end."""
+    return 32 + zlib.crc32(np.asarray(tokens, np.int32).tobytes()) % 95
+
+
 class FakeEngine:
     """An `Engine` whose cache is a list of tokens. Each knob makes one thing go wrong or differ.
 
     `refuses`: the copies, truncations and rewinds that this engine cannot make after all.
-    `room_tokens`: the cells there really are, where the spec promises more.
+    `room_tokens`: the cells there really are, where the spec promises more. `records`: keep what was
+    done in `batches`, `edits` and `computed`, which grow for ever.
     """
 
     def __init__(
@@ -107,6 +120,7 @@ class FakeEngine:
         on_forward: Callable[[Batch], None] | None = None,
         refuses: Callable[[Edit], bool] = lambda edit: False,
         room_tokens: int | None = None,
+        records: bool = True,
     ) -> None:
         self.spec = spec
         self.tokenizer = fake_tokenizer()
@@ -127,7 +141,8 @@ class FakeEngine:
         self._on_forward = on_forward
         self._refuses = refuses
         self._room_tokens = spec.pool_tokens if room_tokens is None else room_tokens
-        self._n_forwards = 0
+        self._records = records
+        self._n_forwards = self._n_edits = 0
         self._cell_ids = itertools.count()
 
     # --- edits
@@ -137,8 +152,10 @@ class FakeEngine:
         return [self._edit(edit) for edit in edits]
 
     def _edit(self, edit: Edit) -> EditResult:
-        self.edits.append(edit)
-        if len(self.edits) in self._fail_edits:
+        self._n_edits += 1
+        if self._records:
+            self.edits.append(edit)
+        if self._n_edits in self._fail_edits:
             raise EngineError("the fake engine fails here")
         if isinstance(edit, (CopyPrefix, Truncate, Rewind)) and self._refuses(edit):
             self.slots[edit.dst if isinstance(edit, CopyPrefix) else edit.slot] = FakeSlot(is_short=True)
@@ -227,14 +244,15 @@ class FakeEngine:
             raise NoRoom
         if self._n_forwards in self._fail_forwards:
             raise EngineError("the fake engine fails here")
-        self.batches.append(batch)
+        if self._records:
+            self.batches.append(batch)
+            self.computed += [(i.slot, i.start + n) for i in batch.items for n in range(len(i.tokens))]
         rows, first_held = [], {}
         for item in batch.items:
             slot = self.slots[item.slot]
             slot.cells += self._new_cells(len(item.tokens))
             for i, token in enumerate(item.tokens):
                 slot.tokens.append(token)
-                self.computed.append((item.slot, item.start + i))
                 if i >= len(item.tokens) - item.n_logits:
                     rows.append(self._logits(slot.tokens))
             slot.last_rows, slot.truncated, slot.settling = len(item.tokens), False, False
@@ -302,6 +320,68 @@ class FakeEngine:
             raise RuleBroken(what)
 
 
+def fake_info(name: str = "fake", path: Path = Path("fake.gguf")) -> ModelInfo:
+    """Return the facts of a model that is not there."""
+    return ModelInfo(
+        path=path,
+        files=(path,),
+        kind=Kind.MODEL,
+        architecture="llama",
+        name=name,
+        size_bytes=1_000_000,
+        n_params=500_000,
+        quant="F16",
+        n_ctx_train=SPEC.max_sequence_tokens,
+        n_embd=N_EMBD,
+        n_vocab=N_VOCAB,
+        n_merges=0,
+        n_ff=16,
+        n_expert=0,
+        n_expert_used=0,
+        layers=(Layer(2, 2, 4, 4, 8, 8),),
+        window_tokens=0,
+        is_causal=True,
+        is_embedding_only=False,
+        learned_positions=False,
+        can_roll_back_state=False,
+        chat_template=TEMPLATE,
+        chat_templates={},
+        license=None,
+        quantiser=None,
+        imatrix=None,
+        source_url=None,
+        sampling_defaults={},
+        tensors=(),
+        part_tensors=(0,),
+    )
+
+
+def fake_parts(
+    engine: FakeEngine,
+    *,
+    name: str = "fake",
+    path: Path = Path("fake.gguf"),
+    sampling: Sampling = Sampling(temperature=0.0),
+    template: str | None = TEMPLATE,
+) -> tuple[LoadedModel, ModelFacts]:
+    """Return what a Service over a FakeEngine is made of, beside the engine."""
+    tokenizer = engine.tokenizer
+    compiled = (
+        ChatTemplate(template, specials=tokenizer.vocabulary.specials, bos="<s>", eos="</s>") if template else None
+    )
+    facts = ModelFacts(name, tokenizer, compiled, sampling, largest_ctx=lambda: engine.spec.max_sequence_tokens)
+    model = LoadedModel(
+        name=name,
+        path=path,
+        sha256="f" * 64,
+        info=fake_info(name, path),
+        n_ctx=engine.spec.pool_tokens,
+        n_slots=engine.spec.n_slots,
+        sampling=sampling,
+    )
+    return model, facts
+
+
 def fake_service(
     engine: FakeEngine | None = None,
     *,
@@ -309,21 +389,21 @@ def fake_service(
     sampling: Sampling = Sampling(temperature=0.0),
     template: str | None = TEMPLATE,
     drafter: Any = None,
+    hooks: Hooks = NO_HOOKS,
 ) -> Service:
     """Return a Service over a FakeEngine, with a chat template of its own."""
     engine = engine or FakeEngine()
-    tokenizer = engine.tokenizer
-    compiled = (
-        ChatTemplate(template, specials=tokenizer.vocabulary.specials, bos="<s>", eos="</s>") if template else None
-    )
-    facts = ModelFacts("fake", tokenizer, compiled, sampling, largest_ctx=lambda: engine.spec.max_sequence_tokens)
-    model = LoadedModel(
-        name="fake",
-        path=Path("fake.gguf"),
-        sha256="f" * 64,
-        info=None,  # type: ignore[arg-type]  # nothing here reads it
-        n_ctx=engine.spec.pool_tokens,
-        n_slots=engine.spec.n_slots,
-        sampling=sampling,
-    )
-    return Service(model, facts, engine, config, drafter)
+    model, facts = fake_parts(engine, sampling=sampling, template=template)
+    return Service(model, facts, engine, config, drafter, hooks)
+
+
+def parts(load: Load) -> tuple[LoadedModel, ModelFacts, FakeEngine]:
+    """Build a worker's model on a FakeEngine: what `LOCALLLM_ENGINE=tests.fake_engine:parts` names.
+
+    `FAKE_STEP_MS`: each forward takes so long. `FAKE_NO_EOS=1`: no answer ends by itself.
+    """
+    step_s = float(os.environ.get("FAKE_STEP_MS", "0")) / 1000
+    script = endless_token if os.environ.get("FAKE_NO_EOS") == "1" else next_token
+    engine = FakeEngine(script=script, on_forward=lambda batch: time.sleep(step_s), records=False)
+    model, facts = fake_parts(engine, name=load.name, path=Path(load.model))
+    return model, facts, engine

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import queue
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from localllm.runtime.sequence import RequestRun
-from localllm.runtime.stream import TokenStream
+from localllm.runtime.stream import EventSink
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +20,16 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """End the request of a stream at the next step."""
+    """End the request whose events go to a sink, at the next step."""
 
-    stream: TokenStream
+    sink: EventSink
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Call back from the engine's thread, between two steps."""
+
+    callback: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +37,7 @@ class Close:
     """End the loop; requests at work fail."""
 
 
-Message: TypeAlias = Submit | Cancel | Close
+Message: TypeAlias = Submit | Cancel | Ping | Close
 
 
 class Inbox:

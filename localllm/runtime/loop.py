@@ -7,11 +7,12 @@ requests in it; a loop that dies fails all of them and says so (`is_alive`).
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
 import numpy as np
@@ -23,7 +24,8 @@ from localllm.runtime.draft.base import Draft, Drafter
 from localllm.runtime.draft.off import Off
 from localllm.runtime.engine import Engine, NoRoom, StepOutput
 from localllm.runtime.events import TokenLogprob
-from localllm.runtime.inbox import Cancel, Close, Inbox, Submit
+from localllm.runtime.hooks import NO_WATCH, StepWatch
+from localllm.runtime.inbox import Cancel, Close, Inbox, Message, Ping, Submit
 from localllm.runtime.logprobs import logprobs
 from localllm.runtime.plan import PlannedItem, StepPlan
 from localllm.runtime.scheduler import Scheduler
@@ -37,12 +39,20 @@ _STUCK_WAIT_S = 0.05  # between plans that came out empty although someone waits
 class EngineLoop:
     """Owns the engine. Everyone else sends messages to `inbox`."""
 
-    def __init__(self, engine: Engine, scheduler: Scheduler, cost: StepCost, drafter: Drafter | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        scheduler: Scheduler,
+        cost: StepCost,
+        drafter: Drafter | None = None,
+        watch: StepWatch = NO_WATCH,
+    ) -> None:
         self.inbox = Inbox()
         self.engine = engine
         self.scheduler = scheduler
         self.cost = cost
         self.drafter: Drafter = drafter or Off()
+        self.watch = watch
         self.death: LocalLLMError | None = None
         self._closing = False
         self._wait_s: float | None = None
@@ -72,8 +82,10 @@ class EngineLoop:
         try:
             plan = self.scheduler.plan(self._drafts())  # pure Python; all reservation happens here
             if plan is not None:
-                plan = self.scheduler.settle(plan, self.engine.edit(plan.edits))
-                self._commit(plan, self._forward(plan))
+                with self._watched(plan):
+                    plan = self.scheduler.settle(plan, self.engine.edit(plan.edits))
+                    output = self._forward(plan)
+                self._commit(plan, output)
         except NoRoom:
             assert plan is not None
             self.scheduler.shrink(plan)  # the no-room table
@@ -84,15 +96,18 @@ class EngineLoop:
         self._ask_drafter(self._forget_ended, None)
         self._wait_s = None if self.scheduler.is_idle else 0 if plan is not None else _STUCK_WAIT_S
 
-    def _apply(self, message: Submit | Cancel | Close) -> None:
+    def _apply(self, message: Message) -> None:
         match message:
             case Submit(run) if self._closing:
                 self.scheduler.submit(run)
                 self.scheduler.fail_request(run, Unavailable("The model is being closed."))
             case Submit(run):
                 self.scheduler.submit(run)
-            case Cancel(stream):
-                self.scheduler.cancel(stream)
+            case Cancel(sink):
+                self.scheduler.cancel(sink)
+            case Ping(callback):
+                if self.death is None:
+                    callback()
             case Close():
                 self._closing = True
                 self.scheduler.fail_all(Unavailable("The model was closed before the answer was complete."))
@@ -114,6 +129,18 @@ class EngineLoop:
             logger.warning("drafting is switched off: %s", type(error).__name__)
             self.drafter = Off()
             return otherwise
+
+    @contextlib.contextmanager
+    def _watched(self, plan: StepPlan) -> Iterator[None]:
+        """Tell the watch whose step is in native code, and for how long it should be."""
+        runs = tuple({id(p.sequence.run): p.sequence.run for p in plan.items}.values())
+        n_rows = plan.batch.n_rows
+        expected_s = self.cost.estimate_s(n_rows, self.scheduler.stats.used_cells) if n_rows else None
+        self.watch.began(runs, expected_s)
+        try:
+            yield
+        finally:
+            self.watch.ended()
 
     def _forward(self, plan: StepPlan) -> StepOutput | None:
         """Run the rows and learn what they cost; None = the plan had only edits."""

@@ -23,7 +23,7 @@ from localllm.runtime.sampler import Sampler
 from localllm.runtime.sampling_params import Sampling, resolve
 from localllm.runtime.sequence import RequestRun, Sequence, Timeline
 from localllm.runtime.stop import StopMatcher, check_stops
-from localllm.runtime.stream import TokenStream
+from localllm.runtime.stream import EventSink
 from localllm.runtime.types import MAX_SEED, ChatRequest, CompletionRequest, GenerationOptions, Request
 
 MAX_CHOICES = 16
@@ -109,7 +109,7 @@ def _refuse_endless(request: Request, model: ModelFacts) -> None:
     )
 
 
-def prepare(request: Request, model: ModelFacts, spec: EngineSpec, stream: TokenStream) -> RequestRun:
+def prepare(request: Request, model: ModelFacts, spec: EngineSpec, stream: EventSink) -> RequestRun:
     """Return the request as sequences, one a choice, ready for the scheduler.
 
     Raises: UsageError, TemplateError, ContextOverflow; nothing was queued then.

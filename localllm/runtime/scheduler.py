@@ -8,7 +8,7 @@ preempt the youngest, and end the only one running with `length`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from localllm.errors import LocalLLMError
@@ -18,26 +18,35 @@ from localllm.runtime.config import RuntimeConfig
 from localllm.runtime.cost import StepCost
 from localllm.runtime.draft.base import Draft
 from localllm.runtime.engine import BatchItem, Edit, EditResult, EngineSpec, PrefixRule
+from localllm.runtime.hooks import nothing_to_send
 from localllm.runtime.metrics import RuntimeStats
 from localllm.runtime.order import WaitingQueue
 from localllm.runtime.plan import NO_DRAFT, PlannedItem, StepPlan
 from localllm.runtime.room import Room
 from localllm.runtime.sequence import Phase, RequestRun, Sequence
-from localllm.runtime.stream import TokenStream
+from localllm.runtime.stream import EventSink, told
 from localllm.runtime.types import Tokens
 
 
 class Scheduler:
     """Queue, running sequences and their room. One thread owns it, the engine's."""
 
-    def __init__(self, spec: EngineSpec, config: RuntimeConfig, cost: StepCost) -> None:
+    def __init__(
+        self,
+        spec: EngineSpec,
+        config: RuntimeConfig,
+        cost: StepCost,
+        published: Callable[[], None] = nothing_to_send,
+    ) -> None:
         self.spec = spec
         self.stats = RuntimeStats()
         self._room = Room(spec, self.stats)
         self._chunks = ChunkPolicy(spec, config, cost, self.stats)
         self._waiting = WaitingQueue()
         self._running: list[Sequence] = []  # in order of admission
-        self._runs: dict[TokenStream, RequestRun] = {}  # by identity: a request may be submitted twice
+        self._published = published
+        self._has_news = False
+        self._runs: dict[EventSink, RequestRun] = {}  # by identity: a request may be submitted twice
         self._ended: list[Sequence] = []
         self.n_received = 0  # requests ever submitted; written here, read by any thread
         self._max_running = min(config.max_running or spec.n_slots, spec.n_slots - 1, spec.max_batch_tokens)
@@ -71,9 +80,9 @@ class Scheduler:
         self.n_received += 1
         self._publish()
 
-    def cancel(self, stream: TokenStream) -> None:
-        """End what is left of a stream's request; unknown or ended ones are ignored."""
-        run = self._runs.get(stream)
+    def cancel(self, sink: EventSink) -> None:
+        """End what is left of a sink's request; unknown or ended ones are ignored."""
+        run = self._runs.get(sink)
         if run is not None:
             for sequence in run.sequences:
                 self._end(sequence, "cancelled")
@@ -129,19 +138,15 @@ class Scheduler:
 
     def fail(self, plan: StepPlan, error: LocalLLMError) -> None:
         """End the requests of a plan with an error; their slots are cleared."""
-        for run in {id(p.sequence.run): p.sequence.run for p in plan.items}.values():
-            self.fail_request(run, error)
-        for sequence in (*plan.admitted, *self._room.distrust(self._unsettled)):
-            self.fail_request(sequence.run, error)
+        for sequence in (*(p.sequence for p in plan.items), *plan.admitted, *self._room.distrust(self._unsettled)):
+            self._fail_run(sequence.run, error)
         self._unsettled = ()
         self._publish()
 
     def fail_request(self, run: RequestRun, error: LocalLLMError) -> None:
         """End one request with an error; its slots are cleared. Idempotent."""
-        if self._runs.pop(run.stream, None) is None:
-            return
-        _tell(run, error)
-        self._release(run)
+        self._fail_run(run, error)
+        self._send()
 
     def fail_all(self, error: LocalLLMError) -> None:
         """End every request with an error."""
@@ -153,7 +158,8 @@ class Scheduler:
         runs = list(self._runs.values())
         self._runs.clear()
         for run in runs:
-            _tell(run, error)
+            self._tell(run, error)
+        self._send()
         return runs
 
     def take_ended(self) -> list[Sequence]:
@@ -201,7 +207,7 @@ class Scheduler:
             return  # who was preempted would come back, and nobody would advance
         self._is_full = False
         for sequence in self._waiting:
-            if len(self._running) >= self._max_running:
+            if len(self._running) >= self._max_running or not self._may_join(sequence.run):
                 break
             leader = self._room.leader_of(sequence, self._min_wait_tokens)
             if leader is not None:
@@ -215,6 +221,12 @@ class Scheduler:
             sequence.order, sequence.phase = self._n_admitted, Phase.PREFILL
             self._running.append(sequence)
             self._newly_seated.append(sequence)
+
+    def _may_join(self, run: RequestRun) -> bool:
+        """Say whether a request may run beside what runs: not if either is to run alone."""
+        if not self._running or self._running[0].run is run:
+            return True
+        return not (run.is_lone or self._running[0].run.is_lone)
 
     def _decode_items(self, drafts: Mapping[Sequence, Draft]) -> list[PlannedItem]:
         """One row for every decoding sequence, with its draft where there is room for it."""
@@ -316,14 +328,25 @@ class Scheduler:
     def _publish(self) -> None:
         """Flush events to the readers, forget requests that ended, refresh the gauges."""
         for run in list(self._runs.values()):
-            run.flush()
+            self._has_news |= run.flush()
             if run.is_finished:
                 del self._runs[run.stream]
+        self._send()
         stats = self.stats
         stats.n_running, stats.n_waiting = len(self._running), len(self._waiting)
         stats.n_retained_slots, stats.used_cells = self._room.slots.n_retained, self._room.slots.used_cells
 
+    def _fail_run(self, run: RequestRun, error: LocalLLMError) -> None:
+        if self._runs.pop(run.stream, None) is not None:
+            self._tell(run, error)
+            self._release(run)
 
-def _tell(run: RequestRun, error: LocalLLMError) -> None:
-    run.outbox = [events.Error(error.code, error.message, error.hint)]
-    run.flush()
+    def _tell(self, run: RequestRun, error: LocalLLMError) -> None:
+        run.outbox = [told(error)]
+        self._has_news |= run.flush()
+
+    def _send(self) -> None:
+        """Let whoever collects the events of a step know that they are complete."""
+        if self._has_news:
+            self._has_news = False
+            self._published()

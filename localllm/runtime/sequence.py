@@ -19,7 +19,7 @@ from localllm.runtime.events import Event, FinishReason, TokenLogprob
 from localllm.runtime.sampler import Sampler
 from localllm.runtime.slots import Slot
 from localllm.runtime.stop import StopMatcher
-from localllm.runtime.stream import TokenStream
+from localllm.runtime.stream import EventSink
 
 
 class Phase(Enum):
@@ -61,15 +61,19 @@ class Timeline:
 
 @dataclass(slots=True, eq=False)
 class RequestRun:
-    """One request at work: its choices, its stream, and what it has cost so far."""
+    """One request at work: its choices, where its events go, and what it has cost so far.
+
+    `is_lone`: it runs while nothing else does. May be set until it is queued.
+    """
 
     request_id: str
     client: str
     priority: int
     seed: int
     max_tokens: int
-    stream: TokenStream
+    stream: EventSink
     timeline: Timeline
+    is_lone: bool = False
     sequences: list[Sequence] = field(default_factory=list)
     outbox: list[Event] = field(default_factory=list)
     n_cached_tokens: int = 0
@@ -109,11 +113,12 @@ class RequestRun:
         )
         self.outbox.append(events.Done())
 
-    def flush(self) -> None:
-        """Hand what happened in this step to the reader, at once."""
-        if self.outbox:
-            self.stream.put(self.outbox)
-            self.outbox = []
+    def flush(self) -> bool:
+        """Hand what happened in this step to the reader, at once; say whether anything did."""
+        told, self.outbox = self.outbox, []
+        if told:
+            self.stream.put(told)
+        return bool(told)
 
 
 @dataclass(slots=True, eq=False)

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, overload
 
 from localllm.errors import QueueFull, Unavailable
 from localllm.models.info import ModelInfo
@@ -19,14 +19,14 @@ from localllm.runtime.config import RuntimeConfig
 from localllm.runtime.cost import StepCost
 from localllm.runtime.draft.base import Drafter
 from localllm.runtime.engine import Engine
-from localllm.runtime.events import Error
-from localllm.runtime.inbox import Cancel, Submit
+from localllm.runtime.hooks import NO_HOOKS, Hooks
+from localllm.runtime.inbox import Cancel, Ping, Submit
 from localllm.runtime.loop import EngineLoop
 from localllm.runtime.metrics import RuntimeStats
 from localllm.runtime.prepare import ModelFacts, encode_prompt, options_from, prepare
 from localllm.runtime.sampling_params import Sampling
 from localllm.runtime.scheduler import Scheduler
-from localllm.runtime.stream import Answer, TokenStream, collect, rebuild
+from localllm.runtime.stream import Answer, EventSink, TokenStream, collect, rebuild, told
 from localllm.runtime.types import ChatRequest, CompletionRequest, Message, Request
 
 
@@ -59,16 +59,20 @@ class Service:
         engine: Engine,
         config: RuntimeConfig = RuntimeConfig(),
         drafter: Drafter | None = None,
+        hooks: Hooks = NO_HOOKS,
     ) -> None:
+        engine = hooks.wrap_engine(engine)
         self.model = model
         self._facts = facts
         self._config = config
         self._spec = engine.spec
         cost = StepCost()
-        self._scheduler = Scheduler(engine.spec, config, cost)
-        self._loop = EngineLoop(engine, self._scheduler, cost, drafter)
+        self._scheduler = Scheduler(engine.spec, config, cost, hooks.published)
+        self._loop = EngineLoop(engine, self._scheduler, cost, drafter, hooks.watch)
+        self._gate = hooks.gate
         self._admission = threading.Lock()
         self._n_submitted = 0
+        self._preparing: dict[EventSink, bool] = {}  # whether it was cancelled meanwhile
         self._loop.start()
 
     @property
@@ -86,24 +90,52 @@ class Service:
         """Say whether submitted work will be done."""
         return self._loop.is_alive
 
-    def submit(self, request: Request) -> TokenStream:
-        """Prepare a request and queue it; its events come through the stream.
+    @overload
+    def submit(self, request: Request) -> TokenStream: ...
+
+    @overload
+    def submit(self, request: Request, sink: EventSink) -> None: ...
+
+    def submit(self, request: Request, sink: EventSink | None = None) -> TokenStream | None:
+        """Prepare a request and queue it; its events come through the stream, or go to `sink`.
 
         Raises: UsageError, TemplateError, ContextOverflow (refused, nothing queued); QueueFull;
-        Unavailable (closed, or the engine's thread died).
+        Unavailable (closed, or the engine's thread died); what the gate of the hooks raises.
         """
         self._check_alive()
-        self._join_queue()
-        stream = TokenStream(request.request_id, lambda stream: self._loop.inbox.put(Cancel(stream)))
+        stream = TokenStream(request.request_id, self.cancel) if sink is None else None
+        into = sink if stream is None else stream
+        assert into is not None
+        self._join_queue(into)
         try:
-            run = prepare(request, self._facts, self._spec, stream)
+            run = prepare(request, self._facts, self._spec, into)
+            self._gate(run)
         except BaseException:
-            self._leave_queue()
+            self._leave_queue(into)
             self._check_alive()  # a model closed meanwhile is the reason, whatever it broke
             raise
         self._loop.inbox.put(Submit(run))
+        with self._admission:
+            was_cancelled = self._preparing.pop(into)
+        if was_cancelled:  # what was sent before the request came too early
+            self._loop.inbox.put(Cancel(into))
         self._check_alive()
         return stream
+
+    def cancel(self, sink: EventSink) -> None:
+        """End the request of a sink within one step, or as soon as it is prepared; from any thread, at any time."""
+        with self._admission:
+            if sink in self._preparing:
+                self._preparing[sink] = True
+        self._loop.inbox.put(Cancel(sink))
+
+    def ping(self, callback: Callable[[], None]) -> None:
+        """Have the engine's thread call back between two steps; never, where it hangs or dies.
+
+        Raises: Unavailable, or the error that the thread died of.
+        """
+        self._check_alive()
+        self._loop.inbox.put(Ping(callback))
 
     def stream(self, prompt: str | Sequence[Message], **settings: Any) -> TokenStream:
         """Submit one prompt (text, or chat messages) with settings such as max_tokens, temperature, seed."""
@@ -125,9 +157,7 @@ class Service:
         Waits while the queue is full of its own. Raises: what `submit` raises, or the error of the
         first prompt that failed.
         """
-        requests = [
-            p if isinstance(p, (ChatRequest, CompletionRequest)) else self.request(p, **settings) for p in prompts
-        ]
+        requests = [self.request(p, **settings) if isinstance(p, (str, Sequence)) else p for p in prompts]
         answers, waiting = list[Answer](), list[TokenStream]()
         try:
             for request in requests:
@@ -164,26 +194,24 @@ class Service:
                 raise
             return None
 
-    def _join_queue(self) -> None:
+    def _join_queue(self, sink: EventSink) -> None:
         """Count a request that will wait, also while it is prepared or on its way. Raises: QueueFull."""
         with self._admission:
             n_on_their_way = self._n_submitted - self._scheduler.n_received
             if n_on_their_way + self._scheduler.n_waiting >= self._config.max_waiting:
                 raise QueueFull(f"{self._config.max_waiting} requests are waiting already.", "try again in a moment")
             self._n_submitted += 1
+            self._preparing[sink] = False
 
-    def _leave_queue(self) -> None:
+    def _leave_queue(self, sink: EventSink) -> None:
         with self._admission:
             self._n_submitted -= 1
+            del self._preparing[sink]
 
     def _check_alive(self) -> None:
         if not self._loop.is_alive:
             death = self._loop.death
-            raise (
-                rebuild(Error(death.code, death.message, death.hint))
-                if death
-                else Unavailable("The model is closed.", "open it again")
-            )
+            raise (rebuild(told(death)) if death else Unavailable("The model is closed.", "open it again"))
 
     def __enter__(self) -> Self:
         return self

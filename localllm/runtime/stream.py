@@ -7,10 +7,21 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 from localllm import errors
 from localllm.runtime import events
 from localllm.runtime.events import Event, FinishReason, TokenLogprob, Usage
+
+
+class EventSink(Protocol):
+    """Where a request's events go. Hashed by identity; put to by the engine's thread alone, which waits for it."""
+
+    request_id: str
+
+    def put(self, batch: Iterable[Event]) -> None:
+        """Take the events of a step, in order, at once; must neither block nor raise."""
+        ...
 
 
 class TokenStream:
@@ -160,7 +171,14 @@ def collect(stream: Iterable[Event]) -> Answer:
 def rebuild(event: events.Error) -> errors.LocalLLMError:
     """Return the exception that an error event was made from, found by its code."""
     kinds = {kind.code: kind for kind in errors.LocalLLMError.__subclasses__()}
-    return kinds.get(event.code, errors.LocalLLMError)(event.message, event.hint)
+    return kinds.get(event.code, errors.LocalLLMError)(event.message, event.hint, **event.details)
+
+
+def told(error: errors.LocalLLMError) -> events.Error:
+    """Return the event that tells of an error; details that are no plain numbers or texts are left out."""
+    details = {name: value for name, value in error.details.items() if isinstance(value, (str, int, float, bool))}
+    index = details.get("index")
+    return events.Error(error.code, error.message, error.hint, index if isinstance(index, int) else None, details)
 
 
 def _choice(tokens: list[events.Token], end: events.Finished) -> Choice:
