@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from localllm.runtime.engine import Engine
-from localllm.runtime.sequence import RequestRun
+if TYPE_CHECKING:  # a worker names its hooks before it has loaded anything
+    from localllm.runtime.engine import Engine
+    from localllm.runtime.sequence import RequestRun
 
 
 class StepWatch(Protocol):

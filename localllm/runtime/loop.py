@@ -68,6 +68,10 @@ class EngineLoop:
         self._thread.start()
         atexit.register(self.close)  # else the process takes its memory down under a forward, and crashes
 
+    def wait_ended(self) -> None:
+        """Wait until the thread has ended."""
+        self._thread.join()
+
     def close(self) -> None:
         """End the loop and free the engine; requests at work fail. Idempotent, waits for the step at work."""
         self.inbox.put(Close())

@@ -58,18 +58,7 @@ def encode_prompt(request: Request, model: ModelFacts, timeline: Timeline | None
     started_s = time.perf_counter()
     _refuse_endless(request, model)
     if isinstance(request, ChatRequest):
-        if model.template is None:
-            raise chat_template.missing(model.name)
-        taken = {"tools", "max_chars"} & request.template_kwargs.keys()
-        if taken:
-            raise UsageError(f"The template argument {min(taken)!r} is a part of the request itself.", "rename it")
-        rendered = model.template.render(
-            request.messages,
-            tools=request.tools,
-            max_chars=4 * count_chars([list(request.messages), list(request.tools)]) + 262_144,
-            **request.template_kwargs,
-        )
-        _refuse_left_out(request, rendered)
+        rendered = render_prompt(request, model)
         timeline.add("template", time.perf_counter() - started_s)
         started_s = time.perf_counter()
         encoded = chat_template.encode(model.tokenizer, rendered)
@@ -81,6 +70,23 @@ def encode_prompt(request: Request, model: ModelFacts, timeline: Timeline | None
     if not encoded.tokens:
         raise UsageError("The prompt is empty, and this model has no token to begin a text with.", "give a prompt")
     return encoded
+
+
+def render_prompt(request: ChatRequest, model: ModelFacts) -> Rendered:
+    """Return the conversation as the chat template writes it. Raises: TemplateError, UsageError."""
+    if model.template is None:
+        raise chat_template.missing(model.name)
+    taken = {"tools", "max_chars"} & request.template_kwargs.keys()
+    if taken:
+        raise UsageError(f"The template argument {min(taken)!r} is a part of the request itself.", "rename it")
+    rendered = model.template.render(
+        request.messages,
+        tools=request.tools,
+        max_chars=4 * count_chars([list(request.messages), list(request.tools)]) + 262_144,
+        **request.template_kwargs,
+    )
+    _refuse_left_out(request, rendered)
+    return rendered
 
 
 def _refuse_left_out(request: ChatRequest, rendered: Rendered) -> None:

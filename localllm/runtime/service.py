@@ -18,12 +18,12 @@ from localllm.models.tokenizer import Tokenizer
 from localllm.runtime.config import RuntimeConfig
 from localllm.runtime.cost import StepCost
 from localllm.runtime.draft.base import Drafter
-from localllm.runtime.engine import Engine
+from localllm.runtime.engine import Engine, EngineSpec
 from localllm.runtime.hooks import NO_HOOKS, Hooks
 from localllm.runtime.inbox import Cancel, Ping, Submit
 from localllm.runtime.loop import EngineLoop
 from localllm.runtime.metrics import RuntimeStats
-from localllm.runtime.prepare import ModelFacts, encode_prompt, options_from, prepare
+from localllm.runtime.prepare import ModelFacts, encode_prompt, options_from, prepare, render_prompt
 from localllm.runtime.sampling_params import Sampling
 from localllm.runtime.scheduler import Scheduler
 from localllm.runtime.stream import Answer, EventSink, TokenStream, collect, rebuild, told
@@ -79,6 +79,11 @@ class Service:
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer; may be called from any thread."""
         return self._facts.tokenizer
+
+    @property
+    def spec(self) -> EngineSpec:
+        """What the engine can do."""
+        return self._spec
 
     @property
     def can_chat(self) -> bool:
@@ -175,9 +180,17 @@ class Service:
         """Return the ids that a request's prompt becomes."""
         return list(encode_prompt(request, self._facts).tokens)
 
+    def render_prompt(self, request: ChatRequest) -> tuple[str, list[int]]:
+        """Return a conversation's prompt as the template writes it, and the ids that it becomes."""
+        return render_prompt(request, self._facts).plain, self.prompt_tokens(request)
+
     def stats(self) -> RuntimeStats:
         """Return a copy of the runtime's counters."""
         return replace(self._scheduler.stats)
+
+    def wait_ended(self) -> None:
+        """Wait until the engine's thread has ended, by `close` or by dying."""
+        self._loop.wait_ended()
 
     def close(self) -> None:
         """End what is at work with an error and free the model. Idempotent."""
