@@ -1,0 +1,141 @@
+"""What a worker is asked besides requests: tokens, prompts, counters, a sign of life."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from localllm.errors import LocalLLMError, UsageError
+from localllm.runtime.types import Request
+from localllm.worker.gate import Gate
+from localllm.worker.protocol import BadFrame, Call, Result, Submit, request_of
+
+if TYPE_CHECKING:
+    from localllm.runtime.service import Service
+
+logger = logging.getLogger("localllm.worker")
+T = TypeVar("T")
+
+
+class Tokenize(msgspec.Struct, forbid_unknown_fields=True):
+    """Argument of "tokenize"; `with_pieces` asks for each token's bytes too."""
+
+    text: str
+    parse_special: bool = False
+    add_bos: bool = False
+    with_pieces: bool = False
+
+
+class Detokenize(msgspec.Struct, forbid_unknown_fields=True):
+    """Argument of "detokenize"."""
+
+    tokens: list[int]
+
+
+class Prompt(msgspec.Struct, forbid_unknown_fields=True):
+    """Argument of "template" and "prompt_tokens": a request as `Submit` holds it."""
+
+    kind: str
+    request: dict[str, Any]
+
+
+class Suspects(msgspec.Struct, forbid_unknown_fields=True):
+    """Argument of "suspects": fingerprints as in `Load`."""
+
+    lone: list[bytes]
+    refused: list[bytes]
+
+
+class Calls:
+    """Answers `Call` frames about one service."""
+
+    def __init__(self, service: Service, gate: Gate) -> None:
+        self._service = service
+        self._gate = gate
+        self._slow: Mapping[str, Callable[[Any], Any]] = {
+            "tokenize": self._tokenize,
+            "detokenize": self._detokenize,
+            "template": self._template,
+            "prompt_tokens": self._prompt_tokens,
+        }
+        self._quick: Mapping[str, Callable[[Any], Any]] = {"stats": self._stats, "suspects": self._suspects}
+
+    def is_slow(self, call: Call) -> bool:
+        """Say whether an answer may take long enough to keep others waiting."""
+        return call.verb in self._slow
+
+    def answer(self, call: Call) -> Result:
+        """Return the answer. Raises UsageError for an unknown verb or a bad argument, and what the runtime raises."""
+        verb = self._slow.get(call.verb) or self._quick.get(call.verb)
+        if verb is None:
+            raise UsageError("There is no such call.", "use the same version on both sides", field="verb")
+        return Result(call.number, verb(call.argument))
+
+    def _tokenize(self, argument: Any) -> dict[str, Any]:
+        wanted = _argument(argument, Tokenize)
+        tokenizer = self._service.tokenizer
+        tokens = tokenizer.encode(wanted.text, parse_special=wanted.parse_special, add_bos=wanted.add_bos)
+        if not wanted.with_pieces:
+            return {"tokens": tokens}
+        return {"tokens": tokens, "pieces": [list(tokenizer.piece(token)) for token in tokens]}
+
+    def _detokenize(self, argument: Any) -> dict[str, Any]:
+        tokens = _argument(argument, Detokenize).tokens
+        n_vocab = self._service.tokenizer.vocabulary.n_vocab
+        for position, token in enumerate(tokens):
+            if not 0 <= token < n_vocab:
+                raise UsageError(
+                    f"Token {position} is not an id of this vocabulary (0 to {n_vocab - 1}).",
+                    "localllm tokens MODEL TEXT shows the ids of a text",
+                    field="tokens",
+                )
+        return {"text": self._service.tokenizer.decode(tokens)}
+
+    def _template(self, argument: Any) -> dict[str, Any]:
+        text, tokens = self._service.render_prompt(_request(argument))
+        return {"prompt": text, "n_tokens": len(tokens)}
+
+    def _prompt_tokens(self, argument: Any) -> dict[str, Any]:
+        return {"tokens": self._service.prompt_tokens(_request(argument))}
+
+    def _stats(self, argument: Any) -> dict[str, Any]:
+        return {**msgspec.to_builtins(self._service.stats()), "rss_bytes": resident_bytes()}
+
+    def _suspects(self, argument: Any) -> dict[str, Any]:
+        suspects = _argument(argument, Suspects)
+        self._gate.suspect(suspects.lone, suspects.refused)
+        return {}
+
+
+def unexpected(error: BaseException) -> LocalLLMError:
+    """Return a failure as others are told it: of one that nobody foresaw, its own text might quote a prompt."""
+    if isinstance(error, LocalLLMError):
+        return error
+    logger.error("%s\n%s", type(error).__name__, "".join(traceback.format_tb(error.__traceback__)))
+    return LocalLLMError(f"The model's process failed at this ({type(error).__name__}).", "localllm doctor")
+
+
+def resident_bytes() -> int:
+    """Return the memory of this process that is in RAM."""
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
+
+
+def _argument(argument: Any, kind: type[T]) -> T:
+    try:
+        return msgspec.convert(argument, kind)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"The argument of this call is wrong: {error}", "use the same version on both sides") from None
+
+
+def _request(argument: Any) -> Request:
+    wanted = _argument(argument, Prompt)
+    try:
+        return request_of(Submit(0, wanted.kind, wanted.request))
+    except BadFrame:
+        raise UsageError("This is no request.", "use the same version on both sides", field="request") from None
