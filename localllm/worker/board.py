@@ -119,7 +119,8 @@ def _shared_file(n_bytes: int) -> int:
         fd = os.memfd_create("localllm-board", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, n_bytes)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-        return fd
-    with tempfile.TemporaryFile() as file:
-        file.truncate(n_bytes)
-        return os.dup(file.fileno())
+    else:
+        with tempfile.TemporaryFile() as file:
+            file.truncate(n_bytes)
+            fd = os.dup(file.fileno())
+    return fd

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from localllm.errors import LocalLLMError, UsageError
-from localllm.runtime.types import Request
+from localllm.runtime.types import ChatRequest, Request
 from localllm.worker.gate import Gate
 from localllm.worker.protocol import BadFrame, Call, Result, Submit, request_of
 
@@ -96,7 +96,10 @@ class Calls:
         return {"text": self._service.tokenizer.decode(tokens)}
 
     def _template(self, argument: Any) -> dict[str, Any]:
-        text, tokens = self._service.render_prompt(_request(argument))
+        request = _request(argument)
+        if not isinstance(request, ChatRequest):
+            raise UsageError("Only a conversation has a template.", "send messages", field="messages")
+        text, tokens = self._service.render_prompt(request)
         return {"prompt": text, "n_tokens": len(tokens)}
 
     def _prompt_tokens(self, argument: Any) -> dict[str, Any]:

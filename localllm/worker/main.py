@@ -161,9 +161,12 @@ def judge(gate: Gate, outgoing: Outgoing, run: RequestRun) -> None:
 def open_service(load: Load, config: LoadConfig, runtime: RuntimeConfig, hooks: Hooks) -> Service:
     """Load what is asked for. With LOCALLLM_FAULTS=1, what a test wants to go wrong does. Raises as `compose.open`."""
     if os.environ.get("LOCALLLM_FAULTS") == "1":
-        from localllm.worker import faults
+        from localllm.worker import faults, faulty_engine
 
-        hooks = replace(hooks, wrap_engine=faults.wrapper())
+        plan = faults.plan_of_environment()
+        for fault in plan.due("load"):
+            faulty_engine.happen(fault)
+        hooks = replace(hooks, wrap_engine=lambda engine: faulty_engine.FaultyEngine(engine, plan))
         named = os.environ.get("LOCALLLM_ENGINE")
         if named:
             return faults.open_named(named, load, config, runtime, hooks)
