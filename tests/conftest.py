@@ -67,4 +67,5 @@ def isolated_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("LOCALLLM_HOME", str(home / "localllm"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(home / "run"))
     return home

@@ -12,7 +12,7 @@ from localllm.cli.signals import Interrupts
 from localllm.runtime import events
 
 if TYPE_CHECKING:
-    from localllm.runtime.service import Service
+    from localllm.cli.opening import OpenedService
     from localllm.runtime.types import Request
 
 
@@ -20,7 +20,7 @@ class Answering:
     """Streams answers of one service under one set of output flags."""
 
     def __init__(
-        self, service: Service, flags: OutputFlags, out: Answer, *, notes: Notes, interrupts: Interrupts
+        self, service: OpenedService, flags: OutputFlags, out: Answer, *, notes: Notes, interrupts: Interrupts
     ) -> None:
         self._service = service
         self._flags = flags

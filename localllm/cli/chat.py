@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from localllm.cli.completion import complete_model
-from localllm.cli.options import LoadFlags, OutputFlags, PromptFlags, SamplingFlags, TalkFlags
+from localllm.cli.opening import Opener
+from localllm.cli.options import LoadFlags, NoServer, OutputFlags, PromptFlags, SamplingFlags, TalkFlags
 from localllm.cli.output import Answer, Notes, OutputClosed
-from localllm.cli.run import check_output, checked_timeout, name_model, open_service
+from localllm.cli.run import check_output, checked_timeout, name_model
 from localllm.errors import LocalLLMError, UsageError
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def chat(
     load: LoadFlags,
     output: OutputFlags,
     talk: TalkFlags,
+    no_server: NoServer = False,
 ) -> None:
     """Talk with a model; /help lists the commands.
 
@@ -57,7 +59,8 @@ def chat(
     with Interrupts(checked_timeout(output.timeout), outlives_answers=True) as interrupts:
         attached = _attached(asking)
         config, lines = load_config(load, asking.template), open_lines()
-        with open_service(name_model(Question(model, ""), notes), config, None, notes) as service:
+        opener = Opener(notes, tell=notes.always if output.stats else notes.explain, in_process=no_server)
+        with opener.open(name_model(Question(model, ""), notes), config, None) as service:
             if not service.can_chat:
                 raise missing(service.model.name)
             interrupts.rearm(None)

@@ -17,7 +17,7 @@ from localllm.errors import UsageError
 from localllm.runtime.types import ChatRequest
 
 if TYPE_CHECKING:
-    from localllm.runtime.service import Service
+    from localllm.cli.opening import OpenedService
 
 
 class Session:
@@ -25,7 +25,7 @@ class Session:
 
     def __init__(
         self,
-        service: Service,
+        service: OpenedService,
         output: OutputFlags,
         sampling: SamplingFlags,
         conversation: Conversation,

@@ -19,6 +19,9 @@ VERBS: tuple[str, ...] = (  # in the order of --help: module `localllm.cli.<verb
     "rm",
     "tokens",
     "doctor",
+    "serve",
+    "ps",
+    "stop",
 )
 GROUPS: tuple[str, ...] = (  # module `localllm.cli.<group>` with the function `build() -> typer.Typer`
     "bench",

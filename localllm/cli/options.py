@@ -40,6 +40,16 @@ Verbose: TypeAlias = Annotated[
 Quiet: TypeAlias = Annotated[bool, option("--quiet", "-q", help="Nothing on stderr but errors.")]
 Memory: TypeAlias = Annotated[bool, option("--memory", help="Estimate the memory it takes.")]
 Ctx: TypeAlias = Annotated[str, option("--ctx", metavar="N|auto", help=_CTX_HELP)]
+Template: TypeAlias = Annotated[
+    Path | None, option("--template", metavar="FILE", help="Chat template to use instead of the model's.")
+]
+NoServer: TypeAlias = Annotated[
+    bool, option("--no-server", help="Load the model here, also where a running server holds it.")
+]
+ApiKeyFile: TypeAlias = Annotated[
+    Path | None,
+    option("--api-key-file", metavar="FILE", help="File with the key of the server. Default: LOCALLLM_API_KEY."),
+]
 Kv: TypeAlias = Annotated[str, option("--kv", metavar="TYPE|K:V", help="KV cache type: f16, q8_0 or q4_0.")]
 
 
@@ -121,9 +131,7 @@ class PromptFlags:
     system: Annotated[str | None, option("--system", "-s", metavar="TEXT", help="System message.")] = None
     file: Annotated[list[Path] | None, option("--file", "-f", metavar="FILE", help=_FILE_HELP)] = None
     raw: Annotated[bool, option("--raw", help="Send the prompt as it is, without the chat template.")] = False
-    template: Annotated[
-        Path | None, option("--template", metavar="FILE", help="Chat template to use instead of the model's.")
-    ] = None
+    template: Template = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +146,81 @@ class OutputFlags:
     timeout: Annotated[
         float | None, option("--timeout", metavar="SECONDS", help="Give up after this long; exit 124.")
     ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class ListenFlags:
+    """Where a server answers, and how it ends."""
+
+    host: Annotated[
+        str, option("--host", metavar="ADDRESS", help="Address to listen on; another than loopback needs a key.")
+    ] = "127.0.0.1"
+    port: Annotated[int, option("--port", min=0, max=65535, metavar="N", help="Port; 0 = any that is free.")] = 8080
+    socket: Annotated[
+        Path | None,
+        option("--socket", metavar="PATH", help="Private Unix socket. Default: one in the user's runtime folder."),
+    ] = None
+    tls_cert: Annotated[
+        Path | None, option("--tls-cert", metavar="FILE", help="Certificate chain in PEM: serve https.")
+    ] = None
+    tls_key: Annotated[Path | None, option("--tls-key", metavar="FILE", help="The certificate's key in PEM.")] = None
+    drain_timeout: Annotated[
+        float, option("--drain-timeout", min=0, metavar="SECONDS", help="How long a stop waits for running answers.")
+    ] = 5.0
+    log_format: Annotated[
+        Literal["text", "json"],
+        option("--log-format", metavar="text|json", help="Form of the log on stderr, a request a line."),
+    ] = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class AccessFlags:
+    """Who may ask a server, and what."""
+
+    api_key_file: ApiKeyFile = None
+    allow_host: Annotated[
+        list[str] | None,
+        option("--allow-host", metavar="NAME", help="Further name that requests may call the server by; repeatable."),
+    ] = None
+    allow_origin: Annotated[
+        list[str] | None,
+        option("--allow-origin", metavar="ORIGIN", help="Web origin whose pages may call the server; repeatable."),
+    ] = None
+    strict: Annotated[bool, option("--strict", help="Refuse requests with fields that are not known.")] = False
+
+
+@dataclass(frozen=True, slots=True)
+class WorkFlags:
+    """How a server shares the machine between requests and models."""
+
+    parallel: Annotated[
+        str, option("--parallel", metavar="N|auto", help="Sequences at work at once; auto: 8 on a CPU.")
+    ] = "auto"
+    queue: Annotated[int, option("--queue", min=1, metavar="N", help="Requests that may wait; more are refused.")] = 128
+    mode: Annotated[
+        Literal["interactive", "batch", "quiet"],
+        option(
+            "--mode",
+            metavar="interactive|batch|quiet",
+            help="Quick turns, most tokens in all, or cores left to others.",
+        ),
+    ] = "interactive"
+    max_memory: Annotated[
+        str | None,
+        option("--max-memory", metavar="SIZE", help="Memory of all models together (8GB). Default: what is free."),
+    ] = None
+    keep_alive: Annotated[
+        str,
+        option(
+            "--keep-alive",
+            metavar="DURATION|forever",
+            help="How long a model that was not named at start stays loaded without use.",
+        ),
+    ] = "10m"
+    watchdog: Annotated[
+        float,
+        option("--watchdog", min=0.1, metavar="SECONDS", help="Least time without progress that ends a worker."),
+    ] = 60.0
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:

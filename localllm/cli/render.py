@@ -10,7 +10,7 @@ from localllm.runtime import events
 from localllm.runtime.events import Event
 
 if TYPE_CHECKING:
-    from localllm.runtime.service import LoadedModel
+    from localllm.cli.opening import OpenedModel
 
 MIN_SHOWN_PROGRESS_TOKENS = 256
 
@@ -119,10 +119,8 @@ class Outcome:
         self.shown += shown
 
 
-def document(outcome: Outcome, model: LoadedModel) -> dict[str, Any]:
+def document(outcome: Outcome, model: OpenedModel) -> dict[str, Any]:
     """Return the answer as the one document of `--json`."""
-    from localllm.runtime.service import describe
-
     usage = outcome.usage or events.Usage(outcome.prompt_tokens, outcome.completion_tokens, {})
     return {
         "v": events.VERSION,
@@ -141,7 +139,14 @@ def document(outcome: Outcome, model: LoadedModel) -> dict[str, Any]:
             "rejected_draft_tokens": usage.rejected_draft_tokens,
         },
         "timings_ms": dict(usage.timings_ms),
-        "model": dict(describe(model)),
+        "model": {
+            "name": model.name,
+            "path": str(model.path),
+            "sha256": model.sha256,
+            "architecture": model.info.architecture,
+            "quant": model.info.quant,
+            "n_ctx": model.n_ctx,
+        },
     }
 
 

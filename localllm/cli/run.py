@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gc
-import time
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
 from localllm.cli.completion import complete_model
-from localllm.cli.options import LoadFlags, OutputFlags, PromptFlags, SamplingFlags, TalkFlags
+from localllm.cli.opening import Opener
+from localllm.cli.options import LoadFlags, NoServer, OutputFlags, PromptFlags, SamplingFlags, TalkFlags
 from localllm.cli.output import Answer, Notes
 from localllm.errors import LocalLLMError, StoppedByLength, UsageError
 
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
     from localllm.cli.prompt_input import Question
     from localllm.cli.render import Outcome
     from localllm.cli.signals import Interrupts
-    from localllm.runtime.config import LoadConfig
-    from localllm.runtime.service import Service
     from localllm.runtime.types import GenerationOptions, Request
 
 MaybeModel: TypeAlias = Annotated[
@@ -45,6 +42,7 @@ def run(
     load: LoadFlags,
     output: OutputFlags,
     talk: TalkFlags,
+    no_server: NoServer = False,
 ) -> None:
     """Answer one prompt on stdout.
 
@@ -62,7 +60,8 @@ def run(
         arguments = [argument for argument in (model, prompt) if argument is not None]
         question = read_question(arguments, asking.file or (), raw=asking.raw, quiet=talk.quiet)
         request = build_request(question.prompt, asking, options)
-        with open_service(name_model(question, notes), config, request, notes) as service:
+        opener = Opener(notes, tell=notes.always if output.stats else notes.explain, in_process=no_server)
+        with opener.open(name_model(question, notes), config, request) as service:
             from localllm.cli.answering import Answering
             from localllm.cli.render import document
 
@@ -99,30 +98,6 @@ def name_model(question: Question, notes: Notes) -> str:
     if better:
         notes.say(f"this machine could also use {', '.join(better)} (localllm pull {better[0]})")
     return catalog.DEFAULT_ALIAS
-
-
-def open_service(model: str, config: LoadConfig, sized_for: Request | None, notes: Notes) -> Service:
-    """Load a model beside the main thread, which stays open to signals and the time limit."""
-    from localllm.cli.signals import in_thread
-
-    def load() -> Service:
-        from localllm import compose
-
-        return compose.open(model, config, sized_for=sized_for)
-
-    notes.progress(f"loading {model}")
-    started_s = time.monotonic()
-    gc.disable()  # nothing that a start makes is garbage: looking for it takes a twentieth of the start
-    try:
-        service = in_thread(load)
-    finally:
-        gc.freeze()
-        gc.enable()
-        notes.clear()
-    for line in service.model.notes:
-        notes.explain(line)
-    notes.explain(f"loaded in {time.monotonic() - started_s:.2f} s, context of {service.model.n_ctx} tokens")
-    return service
 
 
 def check_output(output: OutputFlags) -> None:

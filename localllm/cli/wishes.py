@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from localllm.cli.options import LoadFlags, SamplingFlags
+from localllm.cli.options import LoadFlags, SamplingFlags, WorkFlags
 from localllm.cli.prompt_input import argument_text
 from localllm.errors import UsageError
 from localllm.runtime.config import ANSWER_TOKENS
 
 if TYPE_CHECKING:
-    from localllm.runtime.config import GpuLayers, LoadConfig
+    from localllm.runtime.config import GpuLayers, LoadConfig, RuntimeConfig
     from localllm.runtime.types import GenerationOptions
 
 SAMPLING_NAMES = ("temperature", "top_p", "top_k", "min_p", "repeat_penalty")
@@ -34,6 +35,19 @@ def load_config(flags: LoadFlags, template: Path | None = None) -> LoadConfig:
         threads=number_or_auto("--threads", flags.threads),
         template=template,
     )
+
+
+def serving_config(load: LoadFlags, work: WorkFlags, template: Path | None) -> tuple[LoadConfig, RuntimeConfig, int]:
+    """Return how a server loads a model, how its loop spends time, and the niceness of its workers.
+
+    Raises: UsageError naming the flag whose value makes no sense.
+    """
+    from localllm.runtime.config import RuntimeConfig
+
+    config = load_config(load, None if template is None else template.absolute())
+    parallel = number_or_auto("--parallel", work.parallel)
+    config = replace(config, parallel=8 if parallel is None else parallel, retained=4)
+    return config, RuntimeConfig(max_waiting=work.queue), 0
 
 
 def generation_options(flags: SamplingFlags, *, max_tokens: int | None = ANSWER_TOKENS) -> GenerationOptions:

@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -64,6 +64,8 @@ def attach(record: ServerRecord, path: Path, config: LoadConfig) -> RemoteServic
 
     Raises: ServerUnreachable, TimedOut; ModelNotFound, UsageError (other settings), Unavailable.
     """
+    if config.template is not None:
+        config = replace(config, template=config.template.absolute())
     wish = Attach(VERSION, os.path.abspath(path), config_to_wire(config))
     connection, model = _Connection.open(record, wish, ATTACH_TIMEOUT_S)
     return RemoteService(record, connection, model)

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import stat
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -45,6 +43,8 @@ def runtime_folder() -> Path:
     usual = Path(f"/run/user/{os.geteuid()}")
     if sys.platform != "darwin" and usual.is_dir():
         return usual / "localllm"
+    import tempfile
+
     return Path(tempfile.gettempdir()) / f"localllm-{os.geteuid()}"
 
 
@@ -73,6 +73,8 @@ class Registration:
 
 def register(url: str, socket: Path) -> Registration:
     """Write and lock the record of this process. Raises UsageError where the folder is not this user's alone."""
+    import json
+
     from localllm import __version__
 
     folder = ensure_folder()
@@ -151,6 +153,8 @@ def _read(path: Path) -> ServerRecord | None:
 
 
 def _parse(data: bytes, path: Path) -> ServerRecord | None:
+    import json
+
     try:
         body = json.loads(data)
         return ServerRecord(

@@ -1,0 +1,117 @@
+"""`localllm serve`: models behind the OpenAI API, on this machine."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+
+from localllm.cli.completion import complete_model
+from localllm.cli.options import AccessFlags, ListenFlags, LoadFlags, Template, WorkFlags, option
+from localllm.errors import UsageError
+
+if TYPE_CHECKING:
+    from localllm.server.state import ServerSettings
+    from localllm.worker.supervisor import SupervisorSettings
+
+ServedModels: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[MODEL]...",
+        help="Models to load now and keep; those of `localllm ls` are loaded when they are asked for.",
+        autocompletion=complete_model,
+    ),
+]
+Aliases: TypeAlias = Annotated[
+    list[str] | None,
+    option("--alias", metavar="NAME", help="Further name of the first model; repeatable."),
+]
+
+
+def serve(
+    models: ServedModels = None,
+    *,
+    listen: ListenFlags,
+    access: AccessFlags,
+    work: WorkFlags,
+    load: LoadFlags,
+    template: Template = None,
+    alias: Aliases = None,
+) -> None:
+    """Serve models over HTTP: the OpenAI API, for this machine.
+
+    Ctrl-C or `localllm stop` lets running answers end and stops; twice stops at once. `run` and `chat` use the server
+    where it holds their model.
+    """
+    server = server_settings(listen, access)
+    supervisor = supervisor_settings(tuple(models or ()), tuple(alias or ()), work, load, template)
+    from localllm.server.serving import run_server
+
+    raise typer.Exit(run_server(server, supervisor))
+
+
+def server_settings(listen: ListenFlags, access: AccessFlags) -> ServerSettings:
+    """Return how to listen and whom to let in. Raises UsageError for what would be open or cannot be."""
+    from localllm.cli.api_key import read_api_key
+    from localllm.cli.output import Notes
+    from localllm.server.state import ServerSettings
+
+    key = read_api_key(access.api_key_file, Notes())
+    if key is None and not is_loopback(listen.host):
+        raise UsageError(
+            f"Others could reach {listen.host or 'every address'}: that needs a key.",
+            "localllm serve --host ADDRESS --api-key-file FILE",
+        )
+    if (listen.tls_cert is None) != (listen.tls_key is None):
+        raise UsageError("--tls-cert and --tls-key go together.", "localllm serve --tls-cert FILE --tls-key FILE")
+    for file in (listen.tls_cert, listen.tls_key):
+        if file is not None and not file.is_file():
+            raise UsageError(f"There is no file {file}.", "check --tls-cert and --tls-key")
+    return ServerSettings(
+        host=listen.host,
+        port=listen.port,
+        allow_hosts=tuple(access.allow_host or ()),
+        allow_origins=tuple(access.allow_origin or ()),
+        api_key=key,
+        strict=access.strict,
+        tls_cert=listen.tls_cert,
+        tls_key=listen.tls_key,
+        drain_timeout_s=listen.drain_timeout,
+        log_format=listen.log_format,
+        socket_path=None if listen.socket is None else Path(listen.socket).absolute(),
+    )
+
+
+def supervisor_settings(
+    models: tuple[str, ...], aliases: tuple[str, ...], work: WorkFlags, load: LoadFlags, template: Path | None
+) -> SupervisorSettings:
+    """Return what to load, and how it shares the machine. Raises UsageError naming the flag at fault."""
+    from localllm.cli.units import parse_duration, parse_size
+    from localllm.cli.wishes import serving_config
+    from localllm.worker.supervisor import SupervisorSettings
+
+    if aliases and not models:
+        raise UsageError("--alias names a model that is given on the command line.", "localllm serve MODEL --alias x")
+    config, runtime, nice = serving_config(load, work, template)
+    return SupervisorSettings(
+        models=models,
+        aliases=aliases,
+        config=config,
+        runtime=runtime,
+        nice=nice,
+        max_memory_bytes=None if work.max_memory is None else parse_size("--max-memory", work.max_memory),
+        keep_alive_s=parse_duration("--keep-alive", work.keep_alive),
+        watchdog_s=work.watchdog,
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether only this machine can reach an address; a name other than localhost may be anything."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
