@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from localllm.bench.answers import Answer, fold_body, fold_stream
@@ -29,21 +30,26 @@ class Client:
         self._connection: _Connection | None = None
         self._used_s = 0.0
 
-    async def send(self, call: Call, due_s: float | None = None) -> Outcome:
-        """Send one request and return what became of it; never raises for what the other side does."""
+    async def send(
+        self, call: Call, due_s: float | None = None, on_event: Callable[[float], None] | None = None
+    ) -> Outcome:
+        """Send one request and return what became of it; never raises for what the other side does.
+
+        `due_s`: when it was to be sent. `on_event` hears when each event of a stream came, as it comes.
+        """
         started_s = time.perf_counter()
         due_s = started_s if due_s is None else due_s
         was_idle = self._connection is not None and started_s - self._used_s > STALE_AFTER_S
-        exchange, n_sends = await self._attempt(call), 1
+        exchange, n_sends = await self._attempt(call, on_event), 1
         if was_idle and exchange.is_stale:  # closed while idle, as we sent: that is no answer
-            exchange, n_sends = await self._attempt(call), 2
+            exchange, n_sends = await self._attempt(call, on_event), 2
         self._used_s = time.perf_counter()
         if exchange.end is not None or not exchange.reader.keeps_alive:
             self.close()
         return replace(_outcome(call, self._number, exchange, due_s, started_s), n_sends=n_sends)
 
-    async def _attempt(self, call: Call) -> _Exchange:
-        exchange = _Exchange(call)
+    async def _attempt(self, call: Call, on_event: Callable[[float], None] | None) -> _Exchange:
+        exchange = _Exchange(call, on_event)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 connection = await self._connected()
@@ -75,8 +81,9 @@ class Client:
 class _Exchange:
     """One request on the wire: what came of its answer and when. `end` is set where it is not the answer's own."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, on_event: Callable[[float], None] | None) -> None:
         self.call = call
+        self._on_event = on_event
         self.reader = AnswerReader()
         self.events: list[tuple[float, bytes]] = []
         self.body: list[bytes] = []
@@ -112,7 +119,10 @@ class _Exchange:
 
     def _take_body(self, now_s: float, piece: bytes) -> None:
         if self.is_stream:
-            self.events += [(now_s, event) for event in self._splitter.feed(piece)]
+            for event in self._splitter.feed(piece):
+                self.events.append((now_s, event))
+                if self._on_event is not None:
+                    self._on_event(now_s)
             return
         self._n_bytes += len(piece)
         if self._n_bytes > MAX_BODY_BYTES:

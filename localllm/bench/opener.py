@@ -10,7 +10,7 @@ from localllm.bench.rows import EngineFacts
 from localllm.models.info import ModelInfo
 from localllm.runtime.config import LoadConfig
 from localllm.runtime.service import Service
-from localllm.runtime.types import Request
+from localllm.runtime.types import GenerationRequest
 
 if TYPE_CHECKING:
     from localllm.bench.plan import ClosableBare
@@ -32,7 +32,7 @@ class Opener:
 
         return compose.find(self._model)[1]
 
-    def service(self, config: LoadConfig, sized_for: Request | None = None) -> Service:
+    def service(self, config: LoadConfig, sized_for: GenerationRequest | None = None) -> Service:
         """Load the model behind a service."""
         from localllm import compose
 

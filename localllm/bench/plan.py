@@ -30,7 +30,7 @@ from localllm.models.info import ModelInfo
 from localllm.models.memory import kv_bytes_per_token
 from localllm.runtime.config import LoadConfig
 from localllm.runtime.service import Service
-from localllm.runtime.types import Request
+from localllm.runtime.types import GenerationRequest
 
 METHOD = {
     "rows": "{n_reps} repetitions after a warm-up, through Service.submit: greedy, end tokens ignored, random token "
@@ -65,7 +65,7 @@ class OpensModel(Protocol):
         """Return what the model's files say."""
         ...
 
-    def service(self, config: LoadConfig, sized_for: Request | None = None) -> Service:
+    def service(self, config: LoadConfig, sized_for: GenerationRequest | None = None) -> Service:
         """Load the model behind a service."""
         ...
 

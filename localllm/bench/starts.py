@@ -17,7 +17,7 @@ from localllm.bench.rows import Case, EngineFacts, Row, ratio_fields
 from localllm.bench.startup import Start, interleaved, start, start_detached
 from localllm.bench.stats import estimate, mean, median, paired_ratio
 from localllm.runtime.config import ANSWER_TOKENS, LoadConfig
-from localllm.runtime.types import ChatRequest, CompletionRequest, GenerationOptions, Request
+from localllm.runtime.types import ChatRequest, CompletionRequest, GenerationOptions, GenerationRequest
 
 PROMPT = "Name three colours."
 """What is asked: about 35 tokens with the template of the default model."""
@@ -33,7 +33,7 @@ class RunCommand:
     config: LoadConfig
     raw: bool = False
 
-    def request(self) -> Request:
+    def request(self) -> GenerationRequest:
         """Return the request that the command makes of its arguments."""
         options = GenerationOptions(max_tokens=ANSWER_TOKENS, sampling={"temperature": 0.0})
         if self.raw:

@@ -1,0 +1,156 @@
+"""Starts the servers that ours is compared with, on the same model and settings, where they were built.
+
+`DIR` is what `peers.sh DIR` made: `build/bin/llama-server`, and `src/examples/server/server.py` of
+llama-cpp-python's source distribution. The latter needs fastapi and websockets, which ours does
+not: `pip install --target DIR/site fastapi websockets`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from localllm.bench.calls import Target
+from proof.serving import get
+
+START_TIMEOUT_S = 120.0
+KV_TYPE_NUMBERS = {"f16": 1, "q4_0": 2, "q8_0": 8}
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What every server is started with; `settings` are those that ours was loaded with, by llama-bench's names."""
+
+    model: Path
+    n_parallel: int
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A server to compare with: how it is started, or why it cannot be."""
+
+    name: str
+    command: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+    left_out: str = ""
+
+
+def llama_server(folder: Path | None, wanted: Wanted, port: int) -> Peer:
+    """Return llama.cpp's own server."""
+    name = "llama-server"
+    if folder is None:
+        return Peer(name, left_out="not given (--peers DIR)")
+    binary = folder / "build" / "bin" / "llama-server"
+    if not binary.is_file():
+        return Peer(name, left_out="not built there (peers.sh DIR)")
+    s = wanted.settings
+    flash = {1: "on", 0: "off"}.get(s["flash_attn"], s["flash_attn"] if isinstance(s["flash_attn"], str) else "auto")
+    flags: dict[str, Any] = {
+        "--model": wanted.model,
+        "--host": "127.0.0.1",
+        "--port": port,
+        "--parallel": wanted.n_parallel,
+        "--ctx-size": s["n_ctx"],
+        "--threads": s["n_threads"],
+        "--threads-batch": s["n_threads"],
+        "--batch-size": s["n_batch"],
+        "--ubatch-size": s["n_ubatch"],
+        "--flash-attn": flash,
+        "--cache-type-k": s["type_k"],
+        "--cache-type-v": s["type_v"],
+        "--n-gpu-layers": s["n_gpu_layers"],
+    }
+    switches = ["--kv-unified" if s["kv_unified"] else "--no-kv-unified", "--no-webui"]
+    switches += [] if s["use_mmap"] else ["--no-mmap"]
+    switches += [] if s["repack"] else ["--no-repack"]
+    return Peer(name, (str(binary), *(str(x) for pair in flags.items() for x in pair), *switches))
+
+
+def python_server(folder: Path | None, wanted: Wanted, port: int, config: Path) -> Peer:
+    """Return llama-cpp-python's example server; its settings go into the file `config`."""
+    name = "llama-cpp-python's server"
+    if folder is None:
+        return Peer(name, left_out="not given (--peers DIR)")
+    script = folder / "src" / "examples" / "server" / "server.py"
+    if not script.is_file():
+        return Peer(name, left_out="not there (peers.sh DIR)")
+    path = os.pathsep.join([str(folder / "site")])
+    probe = subprocess.run(
+        [sys.executable, "-c", "import fastapi, websockets"],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+    if probe.returncode:
+        return Peer(name, left_out=f"fastapi is missing (pip install --target {folder.name}/site fastapi websockets)")
+    s = wanted.settings
+    model = {
+        "path": str(wanted.model),
+        "n_ctx": s["n_ctx"],
+        "n_batch": s["n_batch"],
+        "n_ubatch": s["n_ubatch"],
+        "n_seq_max": wanted.n_parallel,
+        "threads": s["n_threads"],
+        "threads_batch": s["n_threads"],
+        "n_gpu_layers": s["n_gpu_layers"],
+        "use_mmap": s["use_mmap"],
+        "kv_unified": s["kv_unified"],
+        "type_k": KV_TYPE_NUMBERS[s["type_k"]],
+        "type_v": KV_TYPE_NUMBERS[s["type_v"]],
+        **({} if s["flash_attn"] in (-1, "auto") else {"flash_attn": s["flash_attn"] in (1, "on")}),
+    }
+    config.write_text(json.dumps({"server": {"host": "127.0.0.1", "port": port}, "model": model}), encoding="utf-8")
+    return Peer(name, (sys.executable, str(script), "-C", str(config)), {"PYTHONPATH": path})
+
+
+@contextlib.contextmanager
+def running(peer: Peer, port: int, log: Path) -> Iterator[Target]:
+    """Start a peer, wait until it answers, and end it. Raises PeerFailed."""
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            peer.command, env={**os.environ, **peer.variables}, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+        )
+    try:
+        target = Target("127.0.0.1", port)
+        _await(peer, process, target, log)
+        yield target
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+class PeerFailed(Exception):
+    """A peer did not start; the message ends with what it said."""
+
+
+def _await(peer: Peer, process: subprocess.Popen[bytes], target: Target, log: Path) -> None:
+    ends_s = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < ends_s and process.poll() is None:
+        if get(target, "/v1/models").status == 200 and get(target, "/health").status in (200, 404):
+            return
+        time.sleep(0.2)
+    said = re.sub(r"\s+", " ", log.read_text(encoding="utf-8", errors="replace")[-400:])
+    raise PeerFailed(f"{peer.name} did not start: {said}")
+
+
+def free_port() -> int:
+    """Return a port that is free now."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])

@@ -1,0 +1,176 @@
+"""The figures of the server, taken in pairs in one run: `python -m proof.serve_figures MODEL`.
+
+Ours against the same engine in this process, against a bare batched loop over the C API, and
+against other servers where they were built (`--peers DIR`): the same prompts, the same settings,
+one after another, each time another one first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from localllm import compose
+from localllm.backends.llamacpp.bare import BareLoop
+from localllm.bench import fingerprint
+from localllm.models.catalog import DEFAULT_ALIAS
+from localllm.runtime.config import LoadConfig, RuntimeConfig
+from localllm.runtime.service import Service
+from proof import crowds
+from proof.figures import BARE, ENGINE, OURS, Figure, burst_figures, samples, table, take_turns
+from proof.output import MEASURED, header, model_path, tell, write_json
+from proof.peers import Peer, PeerFailed, Wanted, free_port, llama_server, python_server, running
+from proof.prompts import token_prompts
+from proof.serving import Serving
+from proof.sides import BareSeconds, BareSide, EngineSide, HttpSide, Prompts, Side
+
+N_PARALLEL, N_RETAINED = 8, 4
+DRAIN_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured."""
+
+    model: Path
+    threads: int | None
+    ctx: int
+    n_prompt: int
+    n_gen: int
+    n_pairs: int
+    n_rounds: int
+    n_newcomers: int
+    idle_s: float
+    peers: Path | None
+
+    @property
+    def config(self) -> LoadConfig:
+        """The settings of every side that is ours."""
+        return LoadConfig(ctx=self.ctx, threads=self.threads, parallel=N_PARALLEL, retained=N_RETAINED)
+
+
+def bare_seconds(loop: BareLoop, prompts: Prompts, n_steps: int) -> BareSeconds:
+    """Run the bare loop."""
+    took = loop.run(prompts, n_steps)
+    return BareSeconds(took.prefill_s, took.decode_s)
+
+
+@contextlib.contextmanager
+def opened(plan: Plan, folder: Path) -> Iterator[tuple[Serving, Service, list[Side], dict[str, str]]]:
+    """Start everything that is compared; yield ours, the engine in process, all sides, and who was left out."""
+    with contextlib.ExitStack() as stack:
+        service = stack.enter_context(compose.open(plan.model, plan.config))
+        bare = compose.open_bare(plan.model, plan.config)
+        stack.callback(bare.close)
+        settings = service.model.settings
+        flags = ["--ctx", plan.ctx, "--threads", settings["n_threads"], "--parallel", N_PARALLEL]
+        serve = [str(plan.model), *map(str, flags), "--drain-timeout", str(DRAIN_TIMEOUT_S)]
+        serving = stack.enter_context(Serving(folder / "ours", serve))
+        ours = HttpSide(OURS, serving.target(), {"ignore_eos": True}, serving.pid)
+        sides: list[Side] = [ours, EngineSide(ENGINE, service), BareSide(BARE, partial(bare_seconds, bare))]
+        left_out = {}
+        wanted = Wanted(plan.model, N_PARALLEL, settings)
+        for peer, port, fields in peers(plan, wanted, service, folder):
+            if peer.left_out:
+                left_out[peer.name] = peer.left_out
+                continue
+            try:
+                target = stack.enter_context(running(peer, port, folder / f"{port}.log"))
+            except PeerFailed as error:
+                left_out[peer.name] = str(error)
+            else:
+                sides.append(HttpSide(peer.name, target, fields))
+        yield serving, service, sides, left_out
+
+
+def peers(plan: Plan, wanted: Wanted, service: Service, folder: Path) -> Iterator[tuple[Peer, int, Mapping[str, Any]]]:
+    """Yield the other servers, each with its port and what its requests need to go on past the end token."""
+    port = free_port()
+    yield llama_server(plan.peers, wanted, port), port, {"ignore_eos": True}
+    port = free_port()
+    never = {str(token): -100.0 for token in sorted(service.tokenizer.vocabulary.eog_ids)}
+    yield python_server(plan.peers, wanted, port, folder / "python-server.json"), port, {"logit_bias": never}
+
+
+def drawer(service: Service, n_tokens: int) -> Callable[[int], Prompts]:
+    """Return a source of prompts that nobody saw yet."""
+    encode = partial(service.tokenizer.encode, parse_special=False, add_bos=True)
+    source = token_prompts(encode, seed=11, n_tokens=n_tokens)
+    return lambda n: list(itertools.islice(source, n))
+
+
+def measure(plan: Plan, folder: Path) -> dict[str, Any]:
+    """Measure everything in order."""
+    with opened(plan, folder) as (serving, service, sides, left_out):
+        for name, reason in left_out.items():
+            tell(f"left out: {name}: {reason}")
+        draw = drawer(service, plan.n_prompt)
+        ours = sides[0]
+        assert isinstance(ours, HttpSide)
+        figures: list[Figure] = []
+        bursts: dict[str, Any] = {}
+        for n_at_once, n_rounds in ((1, plan.n_pairs), (4, plan.n_rounds), (8, plan.n_rounds)):
+            tell(f"{n_at_once} at once, {n_rounds} rounds")
+            rounds = take_turns(sides, draw, n_at_once, plan.n_gen, n_rounds)
+            figures += burst_figures(rounds, n_at_once)
+            bursts[str(n_at_once)] = {"table": table(rounds), "rounds": samples(rounds)}
+        tell("newcomers")
+        itl_s = RuntimeConfig().itl_target_s
+        idle_ms = crowds.idle_ttft_ms(ours, draw, max(3, plan.n_newcomers))
+        if plan.n_newcomers:
+            figures.append(crowds.newcomers(ours, draw, plan.n_newcomers, idle_ms, itl_s))
+            figures.append(crowds.against_many(ours, draw, plan.n_newcomers, idle_ms, itl_s))
+        tell("idle")
+        figures += crowds.idle_figures(serving, plan.idle_s)
+        tell("stop")
+        of_stop, stop = crowds.stop_figures(serving, ours, draw, DRAIN_TIMEOUT_S)
+        figures += of_stop
+        return {
+            "parameters": dict(service.model.settings),
+            "left_out": left_out,
+            "idle_ttft_ms": round(idle_ms, 2),
+            "figures": [figure.line() for figure in figures],
+            "bursts": bursts,
+            "stop": stop,
+        }
+
+
+def main(arguments: list[str]) -> int:
+    """Run it; return 0 where every figure is reached."""
+    parser = argparse.ArgumentParser(prog="python -m proof.serve_figures", description=__doc__)
+    parser.add_argument("model", nargs="?", default=DEFAULT_ALIAS)
+    parser.add_argument("--peers", type=Path, help="the folder that peers.sh made")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--ctx", type=int, default=8192)
+    parser.add_argument("--prompt", type=int, default=100, help="tokens of a prompt")
+    parser.add_argument("--gen", type=int, default=128, help="tokens of an answer")
+    parser.add_argument("--pairs", type=int, default=16, help="rounds with one client")
+    parser.add_argument("--rounds", type=int, default=8, help="rounds with four and with eight")
+    parser.add_argument("--newcomers", type=int, default=5)
+    parser.add_argument("--idle", type=float, default=60.0, help="seconds")
+    parser.add_argument("-o", "--output", type=Path)
+    w = parser.parse_args(arguments)
+    model = model_path(w.model)
+    plan = Plan(model, w.threads, w.ctx, w.prompt, w.gen, w.pairs, w.rounds, w.newcomers, w.idle, w.peers)
+    settings = {"prompt_tokens": w.prompt, "gen_tokens": w.gen, "pairs": w.pairs, "rounds": w.rounds}
+    head = header("serve", model, parallel=N_PARALLEL, retained=N_RETAINED, ctx=w.ctx, **settings)
+    with tempfile.TemporaryDirectory(prefix="localllm-proof-") as folder:
+        found = measure(plan, Path(folder))
+    output = w.output or MEASURED / f"serve-{model.stem.lower()}.json"
+    write_json(output, head | found | {"load_average_after": fingerprint.load_average()})
+    tell(f"{output}")
+    print(json.dumps(found["figures"], indent=1))
+    return 0 if all(line["reached"] for line in found["figures"]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
