@@ -169,9 +169,11 @@ def collect(stream: Iterable[Event]) -> Answer:
 
 
 def rebuild(event: events.Error) -> errors.LocalLLMError:
-    """Return the exception that an error event was made from, found by its code."""
+    """Return the exception that an error event was made from: its kind is found by its code, which it keeps."""
     kinds = {kind.code: kind for kind in errors.LocalLLMError.__subclasses__()}
-    return kinds.get(event.code, errors.LocalLLMError)(event.message, event.hint, **event.details)
+    error = kinds.get(event.code, errors.LocalLLMError)(event.message, event.hint, **event.details)
+    error.code = event.code
+    return error
 
 
 def told(error: errors.LocalLLMError) -> events.Error:

@@ -49,6 +49,9 @@ ATTACH_TIMEOUT_S = 10.0
 READER_TIMEOUT_S = 30.0
 """How long a reader may take nothing before it is dropped and its work ends."""
 
+LAST_WORDS_S = 1.0
+"""How long a connection that is closed may take to read what is left for it."""
+
 MAX_CONNECTIONS = 64
 WORKER_CALLS = frozenset(("tokenize", "detokenize", "template", "prompt_tokens", "stats"))
 """The calls that are a worker's own and are relayed to it."""
@@ -92,12 +95,11 @@ class LocalServer:
         listener = local_socket.bind(self.path)
         facts = os.stat(self.path)
         self._inode = (facts.st_dev, facts.st_ino)
+        self._server = await asyncio.start_unix_server(self._accept, sock=listener)
         try:
-            self._server = await asyncio.start_unix_server(self._accept, sock=listener)
             self._registration = registry.register(url, self.path)
         except BaseException:
-            listener.close()
-            self._remove_socket()
+            await self.close()
             raise
 
     def begin_drain(self) -> None:
@@ -114,14 +116,10 @@ class LocalServer:
             self._server.close()
             self._server = None
             self._remove_socket()
-        for peer in list(self._peers):
-            peer.cut()
         tasks = list(self._peers.values())
+        await asyncio.gather(*(peer.cut() for peer in list(self._peers)))
         if tasks:
-            await asyncio.wait(tasks, timeout=1.0)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.wait(tasks, timeout=LAST_WORDS_S)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -194,21 +192,31 @@ class _Peer:
                 case _:
                     raise BadFrame("not a peer's frame")
 
-    def cut(self) -> None:
-        """Let what is at work end with an error event."""
+    async def cut(self) -> None:
+        """Let what is at work end with an error event, then close the connection; `serve` ends with it."""
         self._is_cut = True
         for task in self._tasks:
             task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=LAST_WORDS_S)
+        await self._hang_up()
 
     async def close(self) -> None:
         """Cancel what is at work and close the connection."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._hang_up()
+
+    async def _hang_up(self) -> None:
+        """Close the connection when all is sent, or soon without."""
         self._writer.close()
-        with contextlib.suppress(OSError, TimeoutError):
-            async with asyncio.timeout(1.0):
-                await self._writer.wait_closed()
+        with contextlib.suppress(OSError):
+            try:
+                async with asyncio.timeout(LAST_WORDS_S):
+                    await self._writer.wait_closed()
+            except TimeoutError:
+                self._writer.transport.abort()
 
     def _attach(self, wish: Attach) -> Mapping[str, Any]:
         """Return the description of the loaded model that is wished for, {} where none is.
@@ -381,7 +389,9 @@ def _name_of(argument: Any) -> str:
 
 
 def _draining() -> Unavailable:
-    return Unavailable("The server is stopping.", "localllm serve starts it again")
+    error = Unavailable("The server is stopping.", "localllm run --no-server loads the model here")
+    error.code = "draining"  # as over HTTP
+    return error
 
 
 def _is_ours(writer: asyncio.StreamWriter) -> bool:

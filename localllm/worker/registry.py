@@ -165,7 +165,7 @@ def _parse(data: bytes, path: Path) -> ServerRecord | None:
             str(body["version"]),
             path,
         )
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 
