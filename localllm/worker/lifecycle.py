@@ -65,3 +65,25 @@ class SupervisorSettings:
     max_memory_bytes: int | None = None
     keep_alive_s: float | None = 600.0
     watchdog_s: float = 60.0
+
+
+BACKOFF_S = (0.0, 1.0, 5.0, 30.0)
+MAX_DEATHS = 5
+
+
+class Restarts:
+    """Counts the deaths of a model's workers since its last good answer, and says when to start the next."""
+
+    def __init__(self) -> None:
+        self.n_deaths = 0
+
+    def answered(self) -> None:
+        """A good answer came: what was before does not count any more."""
+        self.n_deaths = 0
+
+    def died(self) -> float | None:
+        """Return the seconds to wait before the next start; None where it died too often to try again by itself."""
+        self.n_deaths += 1
+        if self.n_deaths >= MAX_DEATHS:
+            return None
+        return BACKOFF_S[min(self.n_deaths, len(BACKOFF_S)) - 1]

@@ -2,53 +2,302 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from localllm.errors import LocalLLMError, TimedOut, Unavailable, UsageError, WorkerDied
+from localllm.runtime import events
 from localllm.runtime.events import Event
+from localllm.runtime.stream import rebuild
 from localllm.runtime.types import Request
+from localllm.worker.protocol import (
+    Accepted,
+    AnyFrame,
+    BadFrame,
+    Call,
+    Cancel,
+    Failed,
+    Frame,
+    FrameReader,
+    Happened,
+    Loaded,
+    Log,
+    Result,
+    WireEvent,
+    error_event,
+    event_from_wire,
+    pack,
+    submit_frame,
+)
+
+MAX_UNSENT_BYTES = 64 << 20
+"""What may wait for a worker that does not read, before it gets no more."""
+
+CONNECTION_ENDED = "its connection ended"
+
+_EVENT_BYTES = 100
+_LOGPROB_BYTES = 150
+_MAX_LOG_CHARS = 2000
+_LOG_BURST, _LOGS_PER_S = 50, 10
 
 
 class EventStream:
     """The events of one request, as they come. One reader, on the event loop's thread.
 
     `ipc_ms`: time that its events spent between the processes so far. `held_bytes`: about what is
-    held of events that nobody took yet.
+    held of events that nobody took yet. `number`: what the request is called on the wire.
     """
 
-    request_id: str
-    ipc_ms: float
-    held_bytes: int
+    def __init__(self, request_id: str, number: int, on_cancel: Callable[[int], None]) -> None:
+        self.request_id = request_id
+        self.number = number
+        self.ipc_ms = 0.0
+        self.held_bytes = 0
+        self.has_ended = False
+        self._on_cancel = on_cancel
+        self._is_cancelled = False
+        self._pending: list[Event] = []
+        self._ready = asyncio.Event()
 
     async def next_events(self) -> list[Event]:
         """Return all events there are, at least one; [] once the terminal one was taken."""
-        raise NotImplementedError
+        while not self._pending:
+            if self.has_ended:
+                return []
+            self._ready.clear()
+            await self._ready.wait()
+        batch, self._pending = self._pending, []
+        self.held_bytes = 0
+        return batch
 
     def cancel(self) -> None:
         """Ask for the end; the stream still ends with Done or Error. Idempotent."""
-        raise NotImplementedError
+        if not (self._is_cancelled or self.has_ended):
+            self._is_cancelled = True
+            self._on_cancel(self.number)
+
+    def put(self, event: Event) -> None:
+        """Append an event (the link's side); what follows the terminal one is dropped."""
+        if self.has_ended:
+            return
+        self._pending.append(event)
+        self.held_bytes += _EVENT_BYTES
+        if isinstance(event, events.Token):
+            self.held_bytes += len(event.text) + sum(_LOGPROB_BYTES * (1 + len(p.top)) for p in event.logprobs)
+        elif isinstance(event, events.Embedded):
+            self.held_bytes += len(event.vector)
+        elif isinstance(event, (events.Done, events.Error)):
+            self.has_ended = True
+        self._ready.set()
 
 
-class Worker:
-    """A loaded model in its process. `model` is what `describe_loaded` says of it."""
+class Link(asyncio.Protocol):
+    """One worker's connection: numbers what is asked, hands out what comes, and ends all of it with the worker.
 
-    name: str
-    model: Mapping[str, Any]
-    pid: int
+    `loaded`: what the worker says of its model, or the error that it could not load it for; never set
+    where it dies before. `fingerprints`: of requests at work that it prepared. `n_engine_frames` and
+    `n_frames` count what came, of the engine and in all.
+    """
+
+    def __init__(self, log: Callable[[str, str], None], on_end: Callable[[], None]) -> None:
+        """`on_end` is called once, when nothing will come any more."""
+        self.loaded: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
+        self.streams: dict[int, EventStream] = {}
+        self.fingerprints: dict[int, bytes] = {}
+        self.n_frames = self.n_engine_frames = 0
+        self.end_reason = ""
+        self.on_answer: Callable[[bool], None] = _ignore
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._on_end = on_end
+        self._log = _Throttle(log)
+        self._error: LocalLLMError | None = None
+        self._transport: asyncio.Transport | None = None
+        self._reader = FrameReader()
+        self._number = 0
 
     @property
-    def is_alive(self) -> bool:
-        """Say whether submitted work will be done."""
-        raise NotImplementedError
+    def is_open(self) -> bool:
+        """Say whether what is sent may arrive."""
+        return self._error is None and self._transport is not None
+
+    @property
+    def n_calls(self) -> int:
+        """Calls without an answer yet."""
+        return len(self._calls)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the way to write."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        if self._error is not None:
+            transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Hand out the frames that `data` completes; what is none ends the link."""
+        try:
+            for frame in self._reader.feed(data):
+                self._take(frame)
+        except BadFrame as error:
+            self._break(f"it sent what is no frame of ours ({error})")
+        except Exception as error:  # a worker's bytes never end the loop of all
+            self._break(f"it sent what cannot be used ({type(error).__name__})")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """End what is open: the worker died."""
+        self._break(CONNECTION_ENDED)
+
+    def send(self, frame: Frame) -> None:
+        """Send a frame, without waiting. Raises: UsageError for what no frame can hold."""
+        try:
+            data = pack(frame)
+        except (BadFrame, ValueError, TypeError, OverflowError, RecursionError) as error:
+            raise UsageError(
+                f"The request cannot be sent to the model's process ({type(error).__name__}).", "send a smaller one"
+            ) from None
+        if self._transport is not None and self._error is None:
+            self._transport.write(data)
 
     def submit(self, request: Request) -> EventStream:
-        """Start a request; a refusal comes as its only event. Raises: Unavailable where the worker is dead."""
-        raise NotImplementedError
+        """Start a request. Raises: Unavailable where the worker is gone or takes nothing."""
+        self._check_open()
+        self._number += 1
+        stream = EventStream(request.request_id, self._number, self._cancel)
+        try:
+            self.send(submit_frame(stream.number, request))
+        except LocalLLMError as error:
+            stream.put(error_event(error))
+        else:
+            self.streams[stream.number] = stream
+        return stream
 
-    async def call(self, verb: str, argument: Any = None, timeout_s: float = 30.0) -> Any:
-        """Return the answer to `verb`. Raises: the error it failed with, TimedOut, WorkerDied, Unavailable."""
-        raise NotImplementedError
+    def ask(self, verb: str, argument: Any = None) -> asyncio.Future[Any]:
+        """Call a verb and return its answer to come. Raises: Unavailable."""
+        self._check_open()
+        self._number += 1
+        number = self._number
+        self.send(Call(number, verb, argument))
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._calls[number] = answer
+        answer.add_done_callback(lambda _: self._calls.pop(number, None))
+        return answer
 
-    async def ping(self, timeout_s: float) -> bool:
-        """Say whether the engine's thread answered in time, or is in a step that is not overdue."""
-        raise NotImplementedError
+    async def call(self, verb: str, argument: Any, timeout_s: float) -> Any:
+        """Return the answer to `verb`. Raises: what it failed with, TimedOut, WorkerDied, Unavailable."""
+        try:
+            return await asyncio.wait_for(self.ask(verb, argument), timeout_s)
+        except TimeoutError:
+            raise TimedOut(
+                f"The model's process did not answer `{verb}` within {timeout_s:g} s.", "try again in a moment"
+            ) from None
+
+    def end(self, error: LocalLLMError, reason: str = "") -> None:
+        """End every stream with `error` and every call by it, and let go of the socket. Idempotent."""
+        if self._error is not None:
+            return
+        self._error, self.end_reason = error, reason
+        if self._transport is not None:
+            self._transport.abort()
+        last = error_event(error)
+        streams, self.streams = self.streams, {}
+        for stream in streams.values():
+            stream.put(last)
+        for answer in list(self._calls.values()):
+            if not answer.done():
+                _fail(answer, error)
+        self._on_end()
+
+    def _break(self, reason: str) -> None:
+        died = WorkerDied("The process that held the model died; it is being started again.", "send it again")
+        self.end(died, reason)
+
+    def _check_open(self) -> None:
+        if not self.is_open:
+            raise Unavailable("The process that held the model is gone.", "try again in a moment", retry_after_s=1)
+        assert self._transport is not None
+        if self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+            raise Unavailable("The model's process takes no more requests.", "try again later", retry_after_s=5)
+
+    def _cancel(self, number: int) -> None:
+        self.send(Cancel(number))
+
+    def _take(self, frame: AnyFrame) -> None:
+        self.n_frames += 1
+        match frame:
+            case Happened():
+                transit_ms = max(0.0, (time.monotonic() - frame.sent_s) * 1e3)
+                for number, wires in frame.entries:
+                    self._hand_out(number, wires, transit_ms)
+            case Accepted():
+                if frame.number in self.streams:
+                    self.fingerprints[frame.number] = frame.fingerprint
+            case Result():
+                self._answer(frame.number, lambda answer: answer.set_result(frame.value))
+            case Failed():
+                self._take_failure(frame)
+            case Loaded() if not self.loaded.done():
+                self.loaded.set_result(frame.model)
+            case Log():
+                self._log(frame.level, frame.text)
+            case _:
+                raise BadFrame(f"a frame `{type(frame).__name__}` that is not for us")
+
+    def _hand_out(self, number: int, wires: list[WireEvent], transit_ms: float) -> None:
+        self.n_engine_frames += number in self.fingerprints
+        stream = self.streams.get(number)
+        if stream is None:
+            return
+        stream.ipc_ms += transit_ms
+        for wire in wires:
+            event = event_from_wire(wire)
+            stream.put(event)
+            if stream.has_ended:
+                self._forget(number, is_good=isinstance(event, events.Done) and number in self.fingerprints)
+                return
+
+    def _take_failure(self, frame: Failed) -> None:
+        event = events.Error(frame.code, frame.message, frame.hint, details=frame.details)
+        if frame.number in self.streams:
+            self.streams[frame.number].put(event)
+            self._forget(frame.number, is_good=False)
+        elif frame.number == 0 and not self.loaded.done():
+            _fail(self.loaded, rebuild(event))
+        else:
+            self._answer(frame.number, lambda answer: _fail(answer, rebuild(event)))
+
+    def _answer(self, number: int, give: Callable[[asyncio.Future[Any]], None]) -> None:
+        answer = self._calls.get(number)
+        if answer is not None and not answer.done():
+            give(answer)
+
+    def _forget(self, number: int, is_good: bool) -> None:
+        del self.streams[number]
+        self.fingerprints.pop(number, None)
+        self.on_answer(is_good)
+
+
+class _Throttle:
+    """Passes a worker's log lines on, cleaned, and no more of them than a person could read."""
+
+    def __init__(self, log: Callable[[str, str], None]) -> None:
+        self._log = log
+        self._allowance, self._seen_s = float(_LOG_BURST), time.monotonic()
+
+    def __call__(self, level: str, text: str) -> None:
+        now_s = time.monotonic()
+        self._allowance = min(_LOG_BURST, self._allowance + (now_s - self._seen_s) * _LOGS_PER_S)
+        self._seen_s = now_s
+        if self._allowance >= 1:
+            self._allowance -= 1
+            self._log(level, "".join(c if c.isprintable() else " " for c in text[:_MAX_LOG_CHARS]))
+
+
+def _fail(answer: asyncio.Future[Any], error: LocalLLMError) -> None:
+    """Give an error for an answer; that nobody waits for it any more is no news."""
+    answer.set_exception(error)
+    answer.exception()
+
+
+def _ignore(is_good: bool) -> None:
+    """Nobody counts answers yet."""

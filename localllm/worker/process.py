@@ -21,7 +21,8 @@ MODULE = "localllm.worker.main"
 _SECRETS = ("LOCALLLM_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _MAX_LINE_CHARS = 200
 _MAX_KEPT_LINES = 20
-_BURST_BYTES = 256 << 10
+_MAX_SEEN_LINES = 200
+_BURST_BYTES = 1 << 20
 _PAUSE_S = 0.25
 _LAST_WORDS_S = 0.2
 
@@ -64,7 +65,8 @@ class StderrReader(asyncio.Protocol):
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > _MAX_LINE_CHARS:
             self._rest = self._rest[:_MAX_LINE_CHARS]
-        for line in lines:
+        self.n_other_lines += max(0, len(lines) - _MAX_SEEN_LINES)
+        for line in lines[-_MAX_SEEN_LINES:]:  # why it ends is said last
             self._look_at(line)
         self._n_burst_bytes += len(data)
         if self._n_burst_bytes > _BURST_BYTES and self._transport is not None:

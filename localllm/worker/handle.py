@@ -1,0 +1,226 @@
+"""A worker as the supervisor's callers see it: submit to it, ask it, and it is watched while it owes an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from localllm.errors import LocalLLMError, Unavailable, WorkerDied
+from localllm.runtime.types import Request
+from localllm.worker.link import EventStream, Link
+from localllm.worker.process import WorkerProcess
+from localllm.worker.protocol import Load
+from localllm.worker.watchdog import LoadWatch, Sight, Watchdog, is_overdue
+
+_DYING_S = 0.5
+_STRAGGLERS_S = 0.2
+
+StartProcess = Callable[[Callable[[], None]], WorkerProcess]
+"""Starts a worker's process, given what to call when it is gone. Raises OSError."""
+
+
+class Gone(Exception):
+    """The worker died before its model was loaded."""
+
+
+class Worker:
+    """A model in its process. `model` is what `describe_loaded` says of it, {} until it is loaded.
+
+    `end_reason`: what was seen of its end; `is_hung`: it was ended for making no progress.
+    """
+
+    def __init__(
+        self, name: str, start: StartProcess, log: Callable[[str, str], None], watchdog_s: float, load: Load
+    ) -> None:
+        """Start the process; `load` is what it is told to load, by `loaded`. Raises OSError."""
+        self.name = name
+        self.model: Mapping[str, Any] = {}
+        self.is_hung = False
+        self.on_death: Callable[[], None] = _ignore
+        self.link = Link(log, self._link_ended)
+        self._load = load
+        self._ended = asyncio.Event()
+        self._watchdog = Watchdog(watchdog_s)
+        self._tick: asyncio.TimerHandle | None = None
+        self._stragglers: asyncio.TimerHandle | None = None
+        self._ping: asyncio.Future[Any] | None = None
+        self._process = start(self._process_ended)
+        self.pid = self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Say whether submitted work will be done."""
+        return self.link.is_open and bool(self.model)
+
+    @property
+    def n_requests(self) -> int:
+        """Requests at work or waiting in it."""
+        return len(self.link.streams)
+
+    @property
+    def is_busy(self) -> bool:
+        """Say whether it owes anybody an answer."""
+        return bool(self.link.streams) or self.link.n_calls > 0
+
+    @property
+    def last_words(self) -> str:
+        """What it printed as it ended, as far as that may be told, and how many lines more."""
+        stderr = self._process.stderr
+        more = f"{stderr.n_other_lines} other lines" if stderr.n_other_lines else ""
+        return "; ".join([*stderr.lines, more] if more else stderr.lines)
+
+    def submit(self, request: Request) -> EventStream:
+        """Start a request; a refusal comes as its only event. Raises: Unavailable where the worker is dead."""
+        if not self.is_alive:
+            raise Unavailable("The process that held the model is gone.", "try again in a moment", retry_after_s=1)
+        stream = self.link.submit(request)
+        self._watch()
+        return stream
+
+    async def call(self, verb: str, argument: Any = None, timeout_s: float = 30.0) -> Any:
+        """Return the answer to `verb`. Raises: the error it failed with, TimedOut, WorkerDied, Unavailable."""
+        return await self.link.call(verb, argument, timeout_s)
+
+    async def ping(self, timeout_s: float) -> bool:
+        """Say whether the engine's thread answered in time, or is in a step that is not overdue."""
+        if not self.is_alive:
+            return False
+        if self._ping is None or self._ping.done():
+            try:
+                self._ping = self.link.ask("ping")
+            except LocalLLMError:
+                return False
+        ping = self._ping
+        self._watch()
+        await asyncio.wait({ping}, timeout=timeout_s)
+        if ping.done():
+            return self.is_alive and not ping.cancelled() and ping.exception() is None
+        return self.is_alive and self._is_in_step()
+
+    async def load(self, size_bytes: int) -> None:
+        """Have the model loaded. Raises: Gone; the error that the worker gives for not loading it."""
+        loop = asyncio.get_running_loop()
+        await self._process.listen()
+        await loop.create_connection(lambda: self.link, sock=self._process.socket)
+        self.link.send(self._load)
+        watch = LoadWatch(self._watchdog.limit_s, size_bytes, time.monotonic())
+        loaded: asyncio.Future[Any] = self.link.loaded
+        ended: asyncio.Future[Any] = asyncio.ensure_future(self._ended.wait())
+        try:
+            while not (loaded.done() or ended.done()):
+                await asyncio.wait({loaded, ended}, timeout=watch.tick_s, return_when=asyncio.FIRST_COMPLETED)
+                if not loaded.done() and watch.look(time.monotonic(), used_s(self.pid)):
+                    self._hang("it made no progress in loading")
+        finally:
+            ended.cancel()
+        if not loaded.done():
+            raise Gone
+        self.model = loaded.result()
+        if not self.link.is_open:
+            self.model = {}
+            raise Gone
+
+    async def gone(self) -> int:
+        """Wait for the end of a process that is dying, or is made to. Return its code (negative: a signal)."""
+        return await self._process.wait(_DYING_S)
+
+    async def stop(self, error: LocalLLMError) -> None:
+        """End it, requests by `error`, and leave nothing of it. Idempotent."""
+        self.on_death = _ignore
+        self.link.end(error, "it was stopped")
+        await self.gone()
+        self.dispose()
+
+    def dying_step(self) -> list[bytes]:
+        """Return the fingerprints of the requests that were in the step in which it died."""
+        board = self._process.board.read()
+        known = self.link.fingerprints
+        return [known[number] for number in board.numbers if number in known] if board.is_running else []
+
+    @property
+    def ran_alone(self) -> frozenset[bytes]:
+        """The requests that it was told to run with no others."""
+        return frozenset(self._load.lone)
+
+    def dispose(self) -> None:
+        """Close what is left of a process that is gone. Idempotent."""
+        for timer in (self._tick, self._stragglers):
+            if timer is not None:
+                timer.cancel()
+        self._process.dispose()
+
+    def _is_in_step(self) -> bool:
+        board = self._process.board.read()
+        return board.is_running and not is_overdue(board, time.monotonic(), self._watchdog.limit_s)
+
+    def _process_ended(self) -> None:
+        """Give what is still in the socket time to be read; whoever else holds the other end does not matter."""
+        if self.link.is_open:
+            loop = asyncio.get_running_loop()
+            self._stragglers = loop.call_later(_STRAGGLERS_S, self.link.connection_lost, None)
+
+    def _link_ended(self) -> None:
+        self._ended.set()
+        if self._tick is not None:
+            self._tick.cancel()
+            self._tick = None
+        self.on_death()
+
+    def _watch(self) -> None:
+        """Look now and then until nothing is owed any more; an idle worker costs no timer."""
+        if self._tick is None and self.link.is_open:
+            self._watchdog.begin(time.monotonic())
+            self._tick = asyncio.get_running_loop().call_later(self._watchdog.tick_s, self._look)
+
+    def _look(self) -> None:
+        self._tick = None
+        sight = self._sight()
+        if self._watchdog.look(time.monotonic(), sight):
+            self._hang("it made no progress")
+        elif sight.is_asked:
+            self._tick = asyncio.get_running_loop().call_later(self._watchdog.tick_s, self._look)
+
+    def _sight(self) -> Sight:
+        link = self.link
+        is_pinged = self._ping is not None and not self._ping.done()
+        return Sight(
+            board=self._process.board.read(),
+            n_frames=link.n_frames,
+            n_engine_frames=link.n_engine_frames,
+            is_engine_asked=bool(link.fingerprints) or is_pinged,
+            is_asked=bool(link.streams) or is_pinged,
+        )
+
+    def _hang(self, reason: str) -> None:
+        self.is_hung = True
+        self._process.kill()
+        self.link.end(
+            WorkerDied("The model's process made no progress; it is being started again.", "send it again"), reason
+        )
+
+
+def used_s(pid: int) -> float | None:
+    """Return the processor time that a process has used; None where nobody tells."""
+    import psutil
+
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error:
+        return None
+    return float(times.user + times.system)
+
+
+def resident_bytes(pid: int) -> int:
+    """Return what a process holds in memory; 0 where nobody tells."""
+    import psutil
+
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return 0
+
+
+def _ignore() -> None:
+    """Nobody waits for its death."""

@@ -1,0 +1,396 @@
+"""One model's way through its states: loaded, served, started again when its worker dies, stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from localllm.errors import LocalLLMError, ModelNotFound, ModelRefused, NotEnoughMemory, Unavailable
+from localllm.worker.description import config_to_wire, runtime_to_wire
+from localllm.worker.handle import Gone, StartProcess, Worker, resident_bytes
+from localllm.worker.lifecycle import ModelEntry, ModelState, Restarts, SupervisorSettings
+from localllm.worker.link import CONNECTION_ENDED
+from localllm.worker.naming import Known
+from localllm.worker.poison import NATIVE_DEATHS, PoisonLedger
+from localllm.worker.protocol import Load
+
+COOLDOWN_S = 5.0
+"""After a load failed, requests get its error for so long before one of them tries again."""
+
+_USUAL_LOAD_S = 5.0
+_RETRY_FAILED_S = 30
+_LOADER_CRASHES = frozenset((signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE))
+_AT_REST = (ModelState.UNLOADED, ModelState.FAILED, ModelState.REFUSED)
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a model needs of its supervisor.
+
+    `key`: for fingerprints. `make_room`: unloads others where the model needs it; returns what it will take.
+    `evict_one`: unloads the model that is missed least, and says whether there was one. `noticed`: called
+    whenever it is used or changes its state. `turn`: held by who loads a model that did not run before, so
+    that each sees the memory which is really left.
+    """
+
+    settings: SupervisorSettings
+    key: bytes
+    log: Callable[[str, str], None]
+    start: StartProcess
+    make_room: Callable[[ModelUnit], Awaitable[int]]
+    evict_one: Callable[[ModelUnit], Awaitable[bool]]
+    noticed: Callable[[], None]
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class ModelUnit:
+    """One model. Its state is changed here only, on the event loop's thread; at most one worker is its own."""
+
+    def __init__(self, known: Known, around: Surroundings) -> None:
+        self.known = known
+        self.state = ModelState.UNLOADED
+        self.error: LocalLLMError | None = None
+        self.used_s = 0.0
+        self.memory_bytes = 0
+        self._around = around
+        self._current: Worker | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._stopping: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        self._restarts = Restarts()
+        self._ledger = PoisonLedger()
+        self._last_used_epoch_s = 0.0
+        self._n_stops = self._n_waiting = 0
+        self._failed_s = -math.inf
+        self._began_s = self._due_s = 0.0
+        self._load_s = _USUAL_LOAD_S
+        self._loaded_identity: object = None
+        self._refused_identity: object = None
+        if known.problem:
+            self._refuse(ModelRefused(f"{known.name} cannot be used: {known.problem}", "localllm ls"))
+
+    @property
+    def worker(self) -> Worker | None:
+        """The worker, while requests can be given to it."""
+        return self._current if self.state is ModelState.READY else None
+
+    @property
+    def is_busy(self) -> bool:
+        """Say whether it is at work, or on its way into or out of another state."""
+        is_moving = self.state not in (*_AT_REST, ModelState.READY)
+        return is_moving or (self._current is not None and self._current.is_busy)
+
+    @property
+    def can_be_forgotten(self) -> bool:
+        """Say whether nothing runs and nobody waits."""
+        return self.state in _AT_REST and not (self._current or self._task or self._stopping or self._n_waiting)
+
+    def entry(self) -> ModelEntry:
+        """Return what can be told of it now."""
+        known, worker = self.known, self.worker
+        try:
+            facts = [path.stat() for path in known.files]
+        except OSError:
+            facts = []
+        return ModelEntry(
+            name=known.name,
+            aliases=known.aliases,
+            path=known.path,
+            size_bytes=sum(one.st_size for one in facts),
+            created_s=int(max((one.st_mtime for one in facts), default=0)),
+            state=self.state,
+            reason=self.error.message if self.error else "",
+            is_pinned=known.is_pinned,
+            n_requests=worker.n_requests if worker else 0,
+            last_used_s=self._last_used_epoch_s,
+            pid=self._current.pid if self._current else None,
+            model=worker.model if worker else {},
+        )
+
+    async def ready(self, wait_s: float | None, cooldown_s: float = COOLDOWN_S) -> Worker:
+        """Return its worker, loaded where it was not, after at most `wait_s` (None: however long it takes).
+
+        Raises: Unavailable, NotEnoughMemory, ModelRefused, ModelNotFound (its file is gone).
+        """
+        self._n_waiting += 1
+        try:
+            return await self._ready(math.inf if wait_s is None else time.monotonic() + wait_s, cooldown_s)
+        finally:
+            self._n_waiting -= 1
+
+    async def _ready(self, end_s: float, cooldown_s: float) -> Worker:
+        n_stops, has_tried = self._n_stops, False
+        while True:
+            self._use()
+            worker = self.worker
+            if worker is not None and worker.is_alive:
+                return worker
+            if self.state in _AT_REST:
+                self._check_may_try(has_tried, cooldown_s)
+                self.begin()
+            has_tried = True
+            left_s = end_s - time.monotonic()
+            if left_s <= 0:
+                raise self._not_yet()
+            changed = self._changed
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), None if left_s == math.inf else left_s)
+            if self._n_stops != n_stops:
+                raise Unavailable("The model was unloaded meanwhile.", "try again in a moment", retry_after_s=1)
+
+    def begin(self) -> None:
+        """Start to load it, where it is at rest."""
+        if self.state in _AT_REST and self._stopping is None:
+            self._began_s = time.monotonic()
+            self._set(ModelState.LOADING)
+            self._run(self._bring_up(0.0))
+
+    async def stop(self, error: LocalLLMError) -> None:
+        """Unload it, whatever it is at; its requests end with `error`. Done even where the caller is cancelled."""
+        if self._stopping is None:
+            self._n_stops += 1
+            self._set(ModelState.STOPPING if self._current or self._task else self.state)
+            self._stopping = asyncio.create_task(self._stop(error))
+        await asyncio.shield(self._stopping)
+
+    async def _stop(self, error: LocalLLMError) -> None:
+        worker, task = self._current, self._task
+        if worker is not None:
+            worker.on_death = _ignore
+            worker.link.end(error, "it was stopped")
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+        if self._current is not None:
+            await self._current.stop(error)
+        self._current = self._task = self._stopping = None
+        self.memory_bytes = 0
+        if self.state is ModelState.STOPPING:
+            self.error = None
+            self.state = ModelState.UNLOADED
+        self._set(self.state)
+
+    async def _bring_up(self, delay_s: float) -> None:
+        """Load it; where its worker dies in that, again, until it stands or was tried too often."""
+        due_s: float | None = delay_s
+        while due_s is not None:
+            self._due_s = time.monotonic() + due_s
+            await asyncio.sleep(due_s)
+            try:
+                await self._load()
+                return
+            except Gone:
+                due_s = await self._bury()
+            except OSError as error:
+                await self._bury_failed()
+                due_s = self._died(f"its process could not be started ({error.strerror})")
+            except LocalLLMError as error:
+                await self._bury_failed()
+                due_s = self._failed(error)
+            except Exception as error:  # a model is never left without a state that its requests can be told
+                await self._bury_failed()
+                due_s = self._failed(LocalLLMError(f"{type(error).__name__} in the supervisor"))
+
+    async def _load(self) -> None:
+        """Have a worker load it; only what ran before does not wait for its turn. Raises: Gone, OSError, its errors."""
+        is_new = self.state is ModelState.LOADING
+        async with self._around.turn if is_new else contextlib.nullcontext():
+            await self._load_now()
+
+    async def _load_now(self) -> None:
+        around, settings = self._around, self._around.settings
+        identity = self.known.identity()
+        if not identity:
+            raise ModelNotFound(f"The files of {self.known.name} are gone.", "localllm ls")
+        self.memory_bytes = await around.make_room(self)
+        size_bytes = sum(size for size, _, _ in identity)
+        while True:
+            now_s = self._began_s = time.monotonic()
+            order = Load(
+                str(self.known.path),
+                self.known.name,
+                config_to_wire(settings.config),
+                runtime_to_wire(settings.runtime),
+                around.key,
+                self._ledger.to_run_alone(now_s),
+                self._ledger.to_refuse(now_s),
+                settings.nice,
+            )
+            worker = Worker(self.known.name, around.start, self._log_of_worker, settings.watchdog_s, order)
+            self._current = worker
+            try:
+                await worker.load(size_bytes)
+                break
+            except NotEnoughMemory:
+                await self._bury_failed()
+                if not await around.evict_one(self):
+                    raise
+        self._loaded_identity = identity
+        self._stand(worker)
+
+    def _stand(self, worker: Worker) -> None:
+        """Take the loaded worker into service."""
+        self._load_s = time.monotonic() - self._began_s
+        if self.known.sha256 and not worker.model.get("sha256"):
+            worker.model = {**worker.model, "sha256": self.known.sha256}
+        self.memory_bytes = max(self.memory_bytes, resident_bytes(worker.pid))
+        worker.on_death = self._on_death
+        worker.link.on_answer = self._on_answer
+        self.error, self._task = None, None
+        self._around.log("info", f"{self.known.name}: loaded in {self._load_s:.1f} s (process {worker.pid})")
+        self._set(ModelState.READY)
+
+    def _on_death(self) -> None:
+        self._set(ModelState.RESTARTING)
+        self._run(self._revive())
+
+    async def _revive(self) -> None:
+        due_s = await self._bury()
+        if due_s is not None:
+            await self._bring_up(due_s)
+
+    def _on_answer(self, is_good: bool) -> None:
+        if is_good:
+            self._restarts.answered()
+        self._use()
+        self._around.noticed()
+
+    async def _bury(self) -> float | None:
+        """Wait for the end of a worker that died, learn from it, and return when the next is due."""
+        worker = self._current
+        assert worker is not None
+        code = await worker.gone()
+        was_loaded = bool(worker.model)
+        if -code in NATIVE_DEATHS or worker.is_hung:
+            self._ledger.died_with(worker.dying_step(), worker.ran_alone, time.monotonic())
+        how = _how_it_ended(code, worker)
+        worker.dispose()
+        self._current = None
+        identity = self.known.identity()
+        if not was_loaded and -code in _LOADER_CRASHES and not worker.is_hung and identity != self._loaded_identity:
+            self._refused_identity = identity
+            self._refuse(
+                ModelRefused(
+                    f"Loading {self.known.name} crashes its process ({how}); it is not tried again.",
+                    f"replace the file, or check it: localllm show {self.known.name}",
+                )
+            )
+            return None
+        return self._died(how)
+
+    async def _bury_failed(self) -> None:
+        """Wait for the end of a worker that said why it cannot load."""
+        if self._current is not None:
+            await self._current.stop(Unavailable("The model could not be loaded."))
+            self._current = None
+
+    def _died(self, how: str) -> float | None:
+        due_s = self._restarts.died()
+        name, n_deaths = self.known.name, self._restarts.n_deaths
+        if due_s is None:
+            self._around.log("error", f"{name}: {how}; not started again by itself after {n_deaths} times")
+            self._rest(
+                ModelState.FAILED,
+                Unavailable(
+                    f"The model's process died {n_deaths} times in a row: {how}.",
+                    "look at the server's log",
+                    retry_after_s=_RETRY_FAILED_S,
+                ),
+            )
+            return None
+        self._around.log("error", f"{name}: {how}; it is started again in {due_s:g} s")
+        self.error = Unavailable(f"The model's process died: {how}.", retry_after_s=1)
+        self._set(ModelState.RESTARTING)
+        return due_s
+
+    def _failed(self, error: LocalLLMError) -> float | None:
+        """Take in that the model cannot be loaded; return when to try again by itself, which is after a death only."""
+        if self.state is ModelState.RESTARTING and isinstance(error, (NotEnoughMemory, Unavailable)):
+            return self._died(error.message)
+        self._around.log("error", f"{self.known.name}: not loaded: {error.message}")
+        if isinstance(error, ModelRefused):
+            self._refused_identity = self.known.identity()
+            self._refuse(error)
+        elif isinstance(error, (NotEnoughMemory, ModelNotFound)):
+            self._rest(ModelState.FAILED, error)
+        elif isinstance(error, Unavailable):  # nothing is wrong with it
+            self._rest(ModelState.UNLOADED, error)
+        else:
+            told = Unavailable(
+                f"The model could not be loaded: {error.message}", error.hint, retry_after_s=_RETRY_FAILED_S
+            )
+            self._rest(ModelState.FAILED, told)
+        return None
+
+    def _refuse(self, error: ModelRefused) -> None:
+        self._rest(ModelState.REFUSED, error)
+
+    def _rest(self, state: ModelState, error: LocalLLMError) -> None:
+        self.error = error
+        self.memory_bytes = 0
+        self._task = None
+        self._failed_s = time.monotonic()
+        self._set(state)
+
+    def _check_may_try(self, has_tried: bool, cooldown_s: float) -> None:
+        """Raise the error that it rests with, where trying again is of no use yet."""
+        if self.error is None:
+            return
+        is_same = self.state is ModelState.REFUSED and self.known.identity() == self._refused_identity
+        is_cooling = self.state is ModelState.FAILED and time.monotonic() - self._failed_s < cooldown_s
+        if has_tried or is_same or is_cooling or self.known.problem:
+            raise self.error
+
+    def _not_yet(self) -> Unavailable:
+        now_s = time.monotonic()
+        if self.state is ModelState.RESTARTING:
+            text, left_s = "The model's process died; it is being started again.", self._due_s - now_s + self._load_s
+        else:
+            text, left_s = "The model is being loaded.", self._began_s - now_s + self._load_s
+        return Unavailable(
+            text, "try again in a moment", retry_after_s=max(1, math.ceil(left_s)), state=self.state.value
+        )
+
+    def _use(self) -> None:
+        self.used_s = time.monotonic()
+        self._last_used_epoch_s = time.time()
+
+    def _set(self, state: ModelState) -> None:
+        self.state = state
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+        self._around.noticed()
+
+    def _run(self, work: Awaitable[None]) -> None:
+        self._task = asyncio.ensure_future(work)
+
+    def _log_of_worker(self, level: str, text: str) -> None:
+        self._around.log(level, f"{self.known.name}: {text}")
+
+
+def _how_it_ended(code: int, worker: Worker) -> str:
+    """Return what was seen of a death, for people."""
+    seen = worker.link.end_reason
+    if worker.is_hung or seen != CONNECTION_ENDED:
+        how = seen
+    elif code < 0:
+        how = f"its process was ended by {_signal_name(-code)}"
+    else:
+        how = f"its process ended with code {code}"
+    return f"{how} ({worker.last_words})" if worker.last_words else how
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _ignore() -> None:
+    """It is stopped on purpose."""
