@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 from starlette.types import Scope
 
 from localllm.errors import LocalLLMError, Unavailable
+from localllm.server.errors import HttpRefusal
 from localllm.server.metrics import Metrics
 from localllm.server.record import RequestRecord
 from localllm.server.request_log import LogFormat, RequestLog
@@ -92,6 +93,18 @@ class ServerState:
         record.end()
         self.metrics.observe(record)
         self.log.write(record)
+
+    def enter(self, scope: Scope) -> None:
+        """Count a request that is complete and begins its work. Raises: HttpRefusal beyond the limit."""
+        if self.n_active >= self.settings.limits.n_active:
+            raise HttpRefusal(503, "too_many_requests", "Too many requests are at work.", "try again in a moment")
+        self.n_active += 1
+        scope["state"]["is_counted"] = True
+
+    def leave(self, scope: Scope) -> None:
+        """Count it no more, if it was. Idempotent."""
+        if scope["state"].pop("is_counted", False):
+            self.n_active -= 1
 
     def refuse_while_draining(self) -> None:
         """Raise Unavailable (code "draining") once the server is stopping."""

@@ -413,16 +413,16 @@ def fake_supervisor(engine: FakeEngine | None = None, name: str = "fake", **serv
 
 @contextmanager
 def serving(
-    supervisor: FakeSupervisor | None = None, settings: ServerSettings = ServerSettings(), app: Any = None
+    supervisor: FakeSupervisor | None = None, settings: ServerSettings | None = None, app: Any = None
 ) -> Iterator[Running]:
     """Serve the app on a free loopback port until the block ends. `app`: a function of the state, None = the whole.
 
     The services of the fake workers are closed at the end.
     """
     from localllm.server.app import create_app
-    from localllm.server.serving import Listener
+    from localllm.server.listener import Listener
 
-    supervisor = supervisor or fake_supervisor()
+    supervisor, settings = supervisor or fake_supervisor(), settings or ServerSettings()
     sock = socket.create_server((settings.host, 0))
     port = sock.getsockname()[1]
     log = io.StringIO()

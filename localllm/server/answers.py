@@ -1,0 +1,88 @@
+"""What is told beside an answer's text: usage, times, and the names that all its parts carry."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from localllm.runtime.events import Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The fields that are equal in every part of one answer."""
+
+    id: str
+    model: str
+    fingerprint: str
+    created_s: int = field(default_factory=lambda: int(time.time()))
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What a request cost, as far as the wire tells it.
+
+    `limit` is the tokens that each answer could have; `asked` what the client wanted. `ipc_ms` is time
+    between the processes. `is_detailed`: every phase is told.
+    """
+
+    usage: Usage
+    limit: int
+    asked: int | None
+    ipc_ms: float
+    is_detailed: bool
+
+    def usage_body(self) -> dict[str, Any]:
+        """Return OpenAI's `usage`."""
+        usage = self.usage
+        return {
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens.values())},
+            "completion_tokens_details": {
+                "reasoning_tokens": 0,
+                "accepted_prediction_tokens": usage.accepted_draft_tokens,
+                "rejected_prediction_tokens": usage.rejected_draft_tokens,
+            },
+        }
+
+    def timings_body(self) -> dict[str, Any]:
+        """Return llama.cpp's `timings`, the time in the queue, and whether the answer's limit was lowered."""
+        usage, times = self.usage, self.usage.timings_ms
+        n_cached = sum(usage.cached_tokens.values())
+        n_computed = usage.prompt_tokens - n_cached
+        prompt_ms, predicted_ms = times.get("prefill", 0.0), times.get("decode", 0.0)
+        told: dict[str, Any] = {
+            "cache_n": n_cached,
+            "prompt_n": n_computed,
+            "prompt_ms": prompt_ms,
+            "prompt_per_second": _rate(n_computed, prompt_ms),
+            "predicted_n": usage.completion_tokens,
+            "predicted_ms": predicted_ms,
+            "predicted_per_second": _rate(usage.completion_tokens, predicted_ms),
+            "queue_ms": times.get("queue", 0.0),
+        }
+        if self.is_clipped:
+            told |= {"max_tokens": self.limit, "max_tokens_asked": self.asked or 0}
+        if self.is_detailed:
+            told["timeline_ms"] = {**times, "ipc": round(self.ipc_ms, 3)}
+        return told
+
+    @property
+    def is_clipped(self) -> bool:
+        """Say whether fewer tokens were left than the client asked for."""
+        return self.asked is not None and self.limit < self.asked
+
+
+def fingerprint(model: Mapping[str, Any], version: str) -> str:
+    """Return the `system_fingerprint`: equal while file, settings and version are."""
+    told = repr((version, model.get("sha256") or model.get("path"), sorted(model.get("settings", {}).items())))
+    return "fp_" + hashlib.blake2b(told.encode(), digest_size=5).hexdigest()
+
+
+def _rate(n_tokens: int, elapsed_ms: float) -> float:
+    return round(n_tokens / elapsed_ms * 1000, 3) if elapsed_ms > 0 else 0.0

@@ -1,0 +1,144 @@
+"""`POST /v1/chat/completions`: OpenAI's chat, whole or as a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
+
+import localllm
+from localllm.errors import UsageError
+from localllm.runtime.stream import Answer, Choice
+from localllm.runtime.types import ChatRequest
+from localllm.server import body, generation, logprobs, options
+from localllm.server.answers import Costs, Identity, fingerprint
+from localllm.server.sse import ChatChunks
+from localllm.server.state import ServerState, record_of
+from localllm.server.wire import ChatBody
+
+_TEXT_PARTS = frozenset(("text", "input_text", "output_text", "refusal"))
+_TOOLS = (b"x-localllm-tools", b"rendered")  # a call comes back as text
+
+
+def routes(state: ServerState) -> list[BaseRoute]:
+    """Return this dialect's routes."""
+    return [Route("/v1/chat/completions", ChatCompletions(state), methods=["POST"])]
+
+
+class ChatCompletions:
+    """The route, as an ASGI app: a stream's chunks pass through nothing else."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request. Raises: what refuses it before its answer begins."""
+        state = self._state
+        decoded = await body.read(scope, receive, state, ChatBody)
+        asked = decoded.value
+        ignored = options.check_fields(decoded, state.settings.strict)
+        request = _request(asked, scope)
+        worker = await state.supervisor.worker(asked.model, state.settings.limits.load_wait_s)
+        record = record_of(scope)
+        identity = Identity(
+            f"chatcmpl-{record.request_id}", worker.name, fingerprint(worker.model, localllm.__version__)
+        )
+        streams = asked.stream_options or {}
+        chunks = ChatChunks(
+            identity,
+            request.options.n,
+            has_usage=bool(streams.get("include_usage")),
+            is_counting=bool(streams.get("continuous_usage_stats")),
+        )
+        job = generation.Job(
+            requests=[request],
+            chunks=chunks if asked.stream else None,
+            whole=lambda answer, costs: _whole(identity, answer, costs, request.options.logprobs is not None),
+            headers=[*options.header_of_ignored(ignored), *([_TOOLS] if request.tools else [])],
+            asked_tokens=request.options.max_tokens,
+            is_detailed=bool(asked.timings),
+            has_progress=bool(asked.return_progress),
+        )
+        await generation.respond(scope, receive, send, state, worker, job)
+
+
+def _request(asked: ChatBody, scope: Scope) -> ChatRequest:
+    """Return what a body asks for. Raises: UsageError naming the field that cannot be honoured."""
+    options.check_format(asked)
+    _check_messages(asked.messages)
+    _check_tool_choice(asked.tool_choice)
+    record = record_of(scope)
+    max_tokens = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
+    return ChatRequest(
+        messages=tuple(asked.messages),
+        options=options.generation_options(
+            asked, max_tokens=max_tokens, logprobs=_n_logprobs(asked), client=record.client
+        ),
+        tools=tuple(asked.tools or ()),
+        template_kwargs=asked.chat_template_kwargs or {},
+        request_id=record.request_id,
+    )
+
+
+def _n_logprobs(asked: ChatBody) -> int | None:
+    if asked.logprobs:
+        return asked.top_logprobs or 0
+    if asked.top_logprobs:
+        raise UsageError("top_logprobs needs logprobs.", 'send "logprobs": true', field="top_logprobs")
+    return None
+
+
+def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse what is no conversation of texts, by the place in it."""
+    if not messages:
+        raise UsageError("The conversation has no messages.", "send at least one", field="messages")
+    for i, message in enumerate(messages):
+        role, content = message.get("role"), message.get("content")
+        if not isinstance(role, str) or not role:
+            raise UsageError(f"Message {i} has no role.", "send system, user or assistant", field=f"messages[{i}].role")
+        if isinstance(content, list):
+            for j, part in enumerate(content):
+                _check_part(part, f"messages[{i}].content[{j}]")
+        elif content is not None and not isinstance(content, str):
+            raise UsageError(
+                f"The content of message {i} is neither text nor a list of parts.",
+                "send a text",
+                field=f"messages[{i}].content",
+            )
+
+
+def _check_part(part: Any, where: str) -> None:
+    kind = part.get("type") if isinstance(part, dict) else "text" if isinstance(part, str) else None
+    if kind not in _TEXT_PARTS:
+        raise UsageError("This model reads text only, and a part of a message is none.", "send text parts", field=where)
+
+
+def _check_tool_choice(choice: Any) -> None:
+    if choice not in (None, "auto", "none"):
+        raise UsageError(
+            "tool_choice can only be auto or none: calls cannot be forced yet.", "leave it out", field="tool_choice"
+        )
+
+
+def _whole(identity: Identity, answer: Answer, costs: Costs, has_logprobs: bool) -> dict[str, Any]:
+    return {
+        "id": identity.id,
+        "object": "chat.completion",
+        "created": identity.created_s,
+        "model": identity.model,
+        "system_fingerprint": identity.fingerprint,
+        "choices": [_choice(i, choice, has_logprobs) for i, choice in enumerate(answer.choices)],
+        "usage": costs.usage_body(),
+        "timings": costs.timings_body(),
+    }
+
+
+def _choice(index: int, choice: Choice, has_logprobs: bool) -> dict[str, Any]:
+    return {
+        "index": index,
+        "message": {"role": "assistant", "content": choice.text, "refusal": None},
+        "logprobs": logprobs.of_chat(choice.logprobs) if has_logprobs else None,
+        "finish_reason": choice.finish_reason,
+    }

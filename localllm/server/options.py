@@ -1,0 +1,140 @@
+"""Which fields of a body mean what: options of a generation, things that change nothing, and things refused.
+
+A field that would change the answer and cannot be honoured is refused by name; one that no answer
+depends on is accepted; one that is unknown is told in a header, or refused under --strict.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any, Final
+
+from localllm.errors import UsageError
+from localllm.runtime.sampling_params import Sampling
+from localllm.runtime.types import GenerationOptions
+from localllm.server.body import Body
+from localllm.server.security import Headers
+from localllm.server.wire import GenerationBody
+
+INERT: Final = frozenset(
+    (
+        *("user", "metadata", "store", "service_tier", "parallel_tool_calls", "reasoning_effort", "verbosity"),
+        *("prediction", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
+        *("moderation", "request_id", "id_slot", "slot_id", "keep_alive", "return_tokens_as_token_ids"),
+    )
+)
+"""Fields that clients send and that no answer depends on."""
+
+_UNTIL_LATER: Final = "leave it out: this version writes free text only"
+REFUSED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
+    "structured_outputs": (({},), _UNTIL_LATER),
+    "grammar": (("",), _UNTIL_LATER),
+    "json_schema": ((), _UNTIL_LATER),
+    "guided_json": ((), _UNTIL_LATER),
+    "guided_regex": ((), _UNTIL_LATER),
+    "guided_choice": ((), _UNTIL_LATER),
+    "guided_grammar": ((), _UNTIL_LATER),
+    "regex": ((), _UNTIL_LATER),
+    "ebnf": ((), _UNTIL_LATER),
+    "functions": (([],), "send tools"),
+    "function_call": (("none", "auto"), "send tools"),
+    "modalities": ((["text"],), "this server answers in text"),
+    "audio": ((), "this server answers in text"),
+    "web_search_options": ((), "this server reads nothing from the network"),
+    "documents": (([],), "put them into the messages"),
+    "add_generation_prompt": ((True,), "leave it out"),
+    "continue_final_message": ((False,), "leave it out"),
+    "chat_template": ((), "the server's user gives a template: localllm serve --template FILE"),
+    "repetition_penalty": ((1, 1.0), "use repeat_penalty with repeat_last_n"),
+    "penalty_alpha": ((0, 0.0), "leave it out"),
+    "mirostat": ((0,), "leave it out"),
+    "mirostat_mode": ((0,), "leave it out"),
+    "dynatemp_range": ((0, 0.0), "leave it out"),
+    "smoothing_factor": ((0, 0.0), "leave it out"),
+    "tfs_z": ((1, 1.0), "leave it out"),
+    "top_a": ((0, 0.0), "leave it out"),
+    "length_penalty": ((1, 1.0), "leave it out"),
+    "use_beam_search": ((False,), "leave it out"),
+    "samplers": ((), "the order of the samplers is fixed"),
+    "stop_token_ids": (([],), "use stop"),
+    "bad_words": (([],), "use logit_bias"),
+    "allowed_token_ids": (([],), "use logit_bias"),
+    "include_stop_str_in_output": ((False,), "leave it out"),
+    "skip_special_tokens": ((True,), "leave it out"),
+    "truncate_prompt_tokens": ((), "shorten the prompt"),
+    "n_predict": ((-1,), "use max_tokens"),
+    "max_new_tokens": ((), "use max_tokens"),
+    "n_probs": ((0,), "use logprobs"),
+    "prompt_logprobs": ((0,), "leave it out"),
+    "lora": (([],), "leave it out"),
+    "input_prefix": (("",), "use prompt and suffix"),
+    "input_suffix": (("",), "use prompt and suffix"),
+}
+"""Fields that would change the answer: the values that change nothing (null always), and what to do instead."""
+
+STREAM_OPTIONS: Final = frozenset(("include_usage", "include_obfuscation", "continuous_usage_stats"))
+_HEADER_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_MAX_SHOWN: Final = 20
+_SAMPLING: Final = tuple(field.name for field in fields(Sampling))
+
+
+def check_fields(body: Body[Any], strict: bool) -> list[str]:
+    """Return the fields that mean nothing here, as they may stand in a header.
+
+    Raises: UsageError naming a field that cannot be honoured, or, where `strict`, one that is unknown.
+    """
+    for name, value in body.values(REFUSED).items():
+        refuse_unless_neutral(name, value)
+    streams = body.value.stream_options or {}
+    unknown = sorted(set(body.names) - set(body.value.__struct_fields__) - INERT - REFUSED.keys())
+    unknown += sorted(f"stream_options.{name}" for name in streams.keys() - STREAM_OPTIONS)
+    shown = [name if _HEADER_NAME.fullmatch(name) else "?" for name in unknown]
+    if shown and strict:
+        raise UsageError(f"The field {shown[0]} means nothing here (--strict).", "leave it out", field=shown[0])
+    return shown
+
+
+def header_of_ignored(names: Sequence[str]) -> Headers:
+    """Return the header that lists fields which mean nothing here; none for none."""
+    return [(b"x-localllm-ignored-fields", ", ".join(names[:_MAX_SHOWN]).encode())] if names else []
+
+
+def refuse_unless_neutral(name: str, value: Any) -> None:
+    """Raise UsageError for a field that would change the answer and cannot be honoured."""
+    neutral, hint = REFUSED[name]
+    if value is not None and not any(value == other and type(value) is type(other) for other in neutral):
+        raise UsageError(f"The field {name} cannot be honoured.", hint, field=name)
+
+
+def check_format(body: GenerationBody) -> None:
+    """Raise UsageError for an answer that is to be anything but text."""
+    wanted = body.response_format
+    if wanted is not None and wanted.get("type") != "text":
+        raise UsageError("The field response_format can only be text.", _UNTIL_LATER, field="response_format")
+
+
+def generation_options(
+    body: GenerationBody, *, max_tokens: int | None, logprobs: int | None, client: str
+) -> GenerationOptions:
+    """Return the options that a body asks for. Values are checked where the request is prepared."""
+    sampling = {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
+    stop = body.stop if body.stop is not None else []
+    return GenerationOptions(
+        max_tokens=_unless_minus_one(max_tokens),
+        min_tokens=body.min_tokens or 0,
+        n=1 if body.n is None else body.n,
+        seed=_unless_minus_one(body.seed),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        sampling=sampling,
+        logprobs=logprobs,
+        ignore_eos=bool(body.ignore_eos),
+        priority=body.priority or 0,
+        client=client,
+    )
+
+
+def _unless_minus_one(value: int | None) -> int | None:
+    """Return None for -1, by which clients of llama.cpp say "no limit" and "any seed"."""
+    return None if value == -1 else value
