@@ -117,7 +117,7 @@ def find(model: str | Path, *, needs_weights: bool = True) -> tuple[ModelFile, M
 
 def need_tokens(request: Request, facts: ModelFacts) -> int:
     """Return the tokens that a request's prompt and answer may take."""
-    from localllm.runtime.prepare import encode_prompt
+    from localllm.runtime.prompts import encode_prompt
 
     n_answer = ANSWER_TOKENS if request.options.max_tokens is None else request.options.max_tokens
     return len(encode_prompt(request, facts).tokens) + n_answer

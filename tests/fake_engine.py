@@ -25,11 +25,13 @@ from localllm.models.layers import Layer
 from localllm.runtime.config import RuntimeConfig
 from localllm.runtime.engine import (
     Batch,
+    BatchItem,
     Clear,
     CopyPrefix,
     Edit,
     EditOutcome,
     EditResult,
+    EmbedChunk,
     EngineSpec,
     ExportUnit,
     NoRoom,
@@ -61,7 +63,8 @@ SPEC = EngineSpec(
     pool_tokens=4096,
     max_batch_tokens=256,
     max_sequence_tokens=4096,
-    max_embed_tokens=256,
+    max_embed_tokens=1024,
+    max_embed_rows=64,
     fingerprint="fake",
 )
 
@@ -94,6 +97,12 @@ def next_token(tokens: Sequence[int]) -> int:
     return EOS if mixed % 97 == 0 else 32 + mixed % 95
 
 
+def fake_embedding(tokens: Sequence[int]) -> np.ndarray:
+    """Return the vector of a text, not of length 1: float32 [N_EMBD]."""
+    seed = zlib.crc32(np.asarray(tokens, np.int32).tobytes())
+    return np.random.default_rng(seed).normal(0, 3, N_EMBD).astype(np.float32)
+
+
 def endless_token(tokens: Sequence[int]) -> int:
     """Return the greedy token after `tokens`, never the end."""
     return 32 + zlib.crc32(np.asarray(tokens, np.int32).tobytes()) % 95
@@ -117,6 +126,8 @@ class FakeEngine:
         fail_forwards: Iterable[int] = (),
         fail_edits: Iterable[int] = (),
         short_rooms: Iterable[int] = (),
+        fail_embeds: Iterable[int] = (),
+        short_embeds: Iterable[int] = (),
         on_forward: Callable[[Batch], None] | None = None,
         refuses: Callable[[Edit], bool] = lambda edit: False,
         room_tokens: int | None = None,
@@ -127,6 +138,7 @@ class FakeEngine:
         self.slots = [FakeSlot() for _ in range(spec.n_slots)]
         self.batches: list[Batch] = []
         self.edits: list[Edit] = []
+        self.embeds: list[EmbedChunk] = []
         self.computed: list[tuple[int, int]] = []  # (slot, position) of every row ever run
         self.broken: list[str] = []
         self.n_no_room = 0
@@ -138,11 +150,13 @@ class FakeEngine:
         self._fail_forwards = set(fail_forwards)
         self._fail_edits = set(fail_edits)
         self._short_rooms = set(short_rooms)
+        self._fail_embeds = set(fail_embeds)
+        self._short_embeds = set(short_embeds)
         self._on_forward = on_forward
         self._refuses = refuses
         self._room_tokens = spec.pool_tokens if room_tokens is None else room_tokens
         self._records = records
-        self._n_forwards = self._n_edits = 0
+        self._n_forwards = self._n_edits = self._n_embeds = 0
         self._cell_ids = itertools.count()
 
     # --- edits
@@ -306,9 +320,31 @@ class FakeEngine:
         self.n_checkpoints += 1
         return np.asarray(self.slots[slot].tokens, np.int32).tobytes()
 
-    def embed(self, inputs: Sequence[Sequence[int]]) -> np.ndarray:
-        """Return one small vector an input."""
-        return np.array([[len(tokens), sum(tokens)] for tokens in inputs], np.float32)
+    def embed(self, chunk: EmbedChunk) -> np.ndarray | None:
+        """Run rows on the spare slot; the vector is a hash of all tokens that are there at the end."""
+        spare, spec = self.slots[-1], self.spec
+        item = BatchItem(spec.n_slots - 1, chunk.start, chunk.tokens, len(chunk.tokens))
+        if self._on_forward is not None:
+            self._on_forward(Batch((item,)))
+        self._check(0 < len(chunk.tokens) <= spec.max_embed_rows, "too many rows to embed")
+        self._check(chunk.start == len(spare.tokens), "a text goes on where it is not")
+        self._check(chunk.start + len(chunk.tokens) <= spec.max_embed_tokens, "a text that is too long")
+        self._n_embeds += 1
+        if self._n_embeds in self._fail_embeds:
+            spare.tokens.append(-1)  # undefined: only clearing helps
+            raise EngineError("the fake engine fails here")
+        if self._n_embeds in self._short_embeds or self.used_cells() + len(chunk.tokens) > self._room_tokens:
+            self.n_no_room += 1
+            raise NoRoom
+        if self._records:
+            self.embeds.append(chunk)
+        spare.tokens += chunk.tokens
+        spare.cells += self._new_cells(len(chunk.tokens))
+        if not chunk.is_last:
+            return None
+        vector = fake_embedding(spare.tokens)
+        self.slots[-1] = FakeSlot()
+        return vector
 
     def close(self) -> None:
         """Note that it was closed."""

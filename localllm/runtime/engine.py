@@ -47,8 +47,9 @@ class EngineSpec:
     """Frozen facts of a loaded engine.
 
     `pool_tokens`: KV cells shared by all slots. `n_slots`: running + retained + one spare (the
-    last id, for export and restore; the scheduler never uses it). `max_rollback_tokens`:
-    None = any, K, or 0 = no drafts. `copy_shares_memory`: a copied prefix costs no cells.
+    last id, for export, restore and texts to embed). `max_embed_tokens`: of one text; `max_embed_rows`:
+    of one `embed` (all of a text where the model is not causal). `max_rollback_tokens`: None = any,
+    K, or 0 = no drafts. `copy_shares_memory`: a copied prefix costs no cells.
     `ragged_rows`: slots may bring different numbers of rows to one forward.
     `fingerprint`: everything that decides KV bytes (model hash, build, KV types, rope, ...).
     """
@@ -59,6 +60,7 @@ class EngineSpec:
     max_batch_tokens: int
     max_sequence_tokens: int
     max_embed_tokens: int
+    max_embed_rows: int
     max_rollback_tokens: int | None = None
     prefix_rule: PrefixRule = PrefixRule.ANY
     window_tokens: int = 0
@@ -161,6 +163,15 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbedChunk:
+    """The next rows of one text on the spare slot: positions start, start+1, ...; `is_last`: it ends there."""
+
+    start: int
+    tokens: Tokens
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
 class StepOutput:
     """What a forward gave.
 
@@ -203,8 +214,12 @@ class Engine(Protocol):
         """Return the part of the slot's state that cannot be cut, at its present length."""
         ...
 
-    def embed(self, inputs: Sequence[Tokens]) -> NDArray[np.float32]:
-        """Return pooled embeddings, float32 [n_inputs, n_embd]; at most max_embed_tokens each."""
+    def embed(self, chunk: EmbedChunk) -> NDArray[np.float32] | None:
+        """Run rows of a text; return its pooled embedding, float32 [n_embd], after the last ones.
+
+        The spare slot must be empty before a text's first chunk, and is again after its last; `Clear`
+        gives a text up. Raises: NoRoom (nothing changed); EngineError (the spare slot must be cleared).
+        """
         ...
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ from localllm.runtime.inbox import Cancel, Close, Inbox, Message, Ping, Submit
 from localllm.runtime.logprobs import logprobs
 from localllm.runtime.plan import PlannedItem, StepPlan
 from localllm.runtime.scheduler import Scheduler
-from localllm.runtime.sequence import Phase, Sequence
+from localllm.runtime.sequence import Phase, RequestRun, Sequence
 
 logger = logging.getLogger("localllm.runtime")
 T = TypeVar("T")
@@ -82,11 +82,11 @@ class EngineLoop:
         """Run one engine step: messages, draft, plan, edit, forward, accept and commit, checkpoint."""
         for message in self.inbox.receive(self._wait_s):
             self._apply(message)
-        plan = None
+        plan, started_s = None, time.perf_counter()
         try:
             plan = self.scheduler.plan(self._drafts())  # pure Python; all reservation happens here
             if plan is not None:
-                with self._watched(plan):
+                with self._watched(plan.runs, self._expected_s(plan)):
                     plan = self.scheduler.settle(plan, self.engine.edit(plan.edits))
                     output = self._forward(plan)
                 self._commit(plan, output)
@@ -97,8 +97,10 @@ class EngineLoop:
             if plan is None:
                 raise
             self.scheduler.fail(plan, _engine_error(error))  # these requests only; their slots are cleared
+        embedded = self._embed(time.perf_counter() - started_s)
         self._ask_drafter(self._forget_ended, None)
-        self._wait_s = None if self.scheduler.is_idle else 0 if plan is not None else _STUCK_WAIT_S
+        is_busy = plan is not None or embedded
+        self._wait_s = None if self.scheduler.is_idle else 0 if is_busy else _STUCK_WAIT_S
 
     def _apply(self, message: Message) -> None:
         match message:
@@ -135,16 +137,32 @@ class EngineLoop:
             return otherwise
 
     @contextlib.contextmanager
-    def _watched(self, plan: StepPlan) -> Iterator[None]:
+    def _watched(self, runs: tuple[RequestRun, ...], expected_s: float | None) -> Iterator[None]:
         """Tell the watch whose step is in native code, and for how long it should be."""
-        runs = tuple({id(p.sequence.run): p.sequence.run for p in plan.items}.values())
-        n_rows = plan.batch.n_rows
-        expected_s = self.cost.estimate_s(n_rows, self.scheduler.stats.used_cells) if n_rows else None
         self.watch.began(runs, expected_s)
         try:
             yield
         finally:
             self.watch.ended()
+
+    def _expected_s(self, plan: StepPlan) -> float | None:
+        return self.cost.estimate_s(plan.batch.n_rows, self.scheduler.stats.used_cells) if plan.items else None
+
+    def _embed(self, spent_s: float) -> bool:
+        """Run a chunk of a text to embed, after a step that took `spent_s`; False = there is none."""
+        planned = self.scheduler.plan_embedding(spent_s)
+        if planned is None:
+            return False
+        started_s = time.perf_counter()
+        try:
+            with self._watched((planned.run,), planned.expected_s):
+                vector = self.engine.embed(planned.chunk)
+            self.scheduler.embedded(planned, vector, time.perf_counter() - started_s)
+        except NoRoom:
+            self.scheduler.defer_embedding(planned)
+        except Exception as error:
+            self.scheduler.fail_request(planned.run, _engine_error(error))
+        return True
 
     def _forward(self, plan: StepPlan) -> StepOutput | None:
         """Run the rows and learn what they cost; None = the plan had only edits."""

@@ -18,6 +18,8 @@ class RuntimeStats:
     n_prompt_tokens_computed: int = 0
     n_prompt_tokens_cached: int = 0
     n_generated_tokens: int = 0
+    n_embedded_texts: int = 0
+    n_embedded_tokens: int = 0
     n_accepted_draft_tokens: int = 0
     n_rejected_draft_tokens: int = 0
     n_preemptions: int = 0

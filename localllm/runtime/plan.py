@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from localllm.runtime.draft.base import Draft
 from localllm.runtime.engine import Batch, BatchItem, Edit
-from localllm.runtime.sequence import Sequence
+from localllm.runtime.sequence import RequestRun, Sequence
 
 NO_DRAFT = Draft()
 
@@ -34,6 +34,11 @@ class StepPlan:
     edits: tuple[Edit, ...]
     items: tuple[PlannedItem, ...]
     admitted: tuple[Sequence, ...] = ()
+
+    @property
+    def runs(self) -> tuple[RequestRun, ...]:
+        """The requests that have rows in it."""
+        return tuple({id(planned.sequence.run): planned.sequence.run for planned in self.items}.values())
 
     @property
     def batch(self) -> Batch:

@@ -7,30 +7,26 @@ it can do.
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
-from localllm.errors import ContextOverflow, TemplateError, UsageError
-from localllm.models import chat_template
-from localllm.models.chat_template import ChatTemplate, Encoded, Rendered
-from localllm.models.template.messages import count_chars
+from localllm.errors import ContextOverflow, UsageError
+from localllm.models.chat_template import ChatTemplate, Encoded
 from localllm.models.tokenizer import Tokenizer
 from localllm.runtime.detokenizer import Detokenizer
 from localllm.runtime.engine import EngineSpec, PrefixRule
+from localllm.runtime.prompts import encode_prompt, encode_texts
 from localllm.runtime.sampler import Sampler
 from localllm.runtime.sampling_params import Sampling, resolve
-from localllm.runtime.sequence import RequestRun, Sequence, Timeline
+from localllm.runtime.sequence import Embedding, RequestRun, Sequence, Timeline
 from localllm.runtime.stop import StopMatcher, check_stops
 from localllm.runtime.stream import EventSink
-from localllm.runtime.types import MAX_SEED, ChatRequest, CompletionRequest, GenerationOptions, Request
+from localllm.runtime.types import MAX_SEED, EmbeddingRequest, GenerationOptions, Request
 
 MAX_CHOICES = 16
 MAX_TOP_LOGPROBS = 20
 _MAX_PRIORITY = 2**31
-_MAX_UNCOUNTED_CHARS = 2_000_000
-_MAX_CHARS_PER_TOKEN = 64  # on average over a whole prompt; the longest tokens of some vocabularies are longer
 _BOUNDARY_CUTS = 3  # of the newest messages; older ones are rarely where conversations part
 
 
@@ -48,78 +44,13 @@ class ModelFacts:
     largest_ctx: Callable[[], int]
 
 
-def encode_prompt(request: Request, model: ModelFacts, timeline: Timeline | None = None) -> Encoded:
-    """Return the prompt's token ids, and where messages end in them.
-
-    Raises: TemplateError (no template, or it refuses this conversation); UsageError;
-    ContextOverflow for a text so long that counting its tokens would take minutes.
-    """
-    timeline = timeline or Timeline()
-    started_s = time.perf_counter()
-    _refuse_endless(request, model)
-    if isinstance(request, ChatRequest):
-        rendered = render_prompt(request, model)
-        timeline.add("template", time.perf_counter() - started_s)
-        started_s = time.perf_counter()
-        encoded = chat_template.encode(model.tokenizer, rendered)
-    elif isinstance(request.prompt, str):
-        encoded = Encoded(model.tokenizer.encode(request.prompt, parse_special=True, add_bos=True), ())
-    else:
-        encoded = Encoded(_checked_ids(request, model.tokenizer.vocabulary.n_vocab), ())
-    timeline.add("tokenise", time.perf_counter() - started_s)
-    if not encoded.tokens:
-        raise UsageError("The prompt is empty, and this model has no token to begin a text with.", "give a prompt")
-    return encoded
-
-
-def render_prompt(request: ChatRequest, model: ModelFacts) -> Rendered:
-    """Return the conversation as the chat template writes it. Raises: TemplateError, UsageError."""
-    if model.template is None:
-        raise chat_template.missing(model.name)
-    taken = {"tools", "max_chars"} & request.template_kwargs.keys()
-    if taken:
-        raise UsageError(f"The template argument {min(taken)!r} is a part of the request itself.", "rename it")
-    rendered = model.template.render(
-        request.messages,
-        tools=request.tools,
-        max_chars=4 * count_chars([list(request.messages), list(request.tools)]) + 262_144,
-        **request.template_kwargs,
-    )
-    _refuse_left_out(request, rendered)
-    return rendered
-
-
-def _refuse_left_out(request: ChatRequest, rendered: Rendered) -> None:
-    """Refuse a conversation of which the template drops a turn; reasoning alone may be left out of answers."""
-    left_out = [i for i in rendered.unseen if request.messages[i].get("role") != "assistant"]
-    if left_out:
-        raise TemplateError(
-            f"The chat template leaves out message {left_out[0]} (role {request.messages[left_out[0]]['role']}): "
-            "the model would not see it.",
-            "change the conversation, or give another template with --template FILE",
-            field=f"messages[{left_out[0]}]",
-        )
-
-
-def _refuse_endless(request: Request, model: ModelFacts) -> None:
-    """Refuse what no context holds before it is rendered and its tokens are counted."""
-    text = list(request.messages) if isinstance(request, ChatRequest) else request.prompt
-    n_chars = 0 if isinstance(text, tuple) else count_chars(text)
-    if n_chars <= _MAX_UNCOUNTED_CHARS or n_chars <= _MAX_CHARS_PER_TOKEN * (largest := model.largest_ctx()):
-        return
-    raise ContextOverflow(
-        f"The prompt has {n_chars} characters; this model and machine allow a context of {largest} tokens.",
-        "shorten the prompt",
-        n_prompt_chars=n_chars,
-        largest_ctx=largest,
-    )
-
-
 def prepare(request: Request, model: ModelFacts, spec: EngineSpec, stream: EventSink) -> RequestRun:
-    """Return the request as sequences, one a choice, ready for the scheduler.
+    """Return the request as sequences, one a choice, or as texts to embed, ready for the scheduler.
 
     Raises: UsageError, TemplateError, ContextOverflow; nothing was queued then.
     """
+    if isinstance(request, EmbeddingRequest):
+        return _prepare_texts(request, model, spec, stream)
     options = request.options
     sampling = _checked_options(options, model)
     timeline = Timeline()
@@ -158,6 +89,17 @@ def prepare(request: Request, model: ModelFacts, spec: EngineSpec, stream: Event
         )
         for choice in range(options.n)
     ]
+    return run
+
+
+def _prepare_texts(request: EmbeddingRequest, model: ModelFacts, spec: EngineSpec, stream: EventSink) -> RequestRun:
+    options = request.options
+    _check_sender(options)
+    limit = min(spec.max_embed_tokens, spec.pool_tokens)
+    timeline = Timeline()
+    texts = encode_texts(request, model, limit, timeline)
+    run = RequestRun(request.request_id, options.client, options.priority, 0, 0, stream, timeline)
+    run.embedding = Embedding(run, texts)
     return run
 
 
@@ -200,16 +142,20 @@ def _checked_options(options: GenerationOptions, model: ModelFacts) -> Sampling:
     _check_range("min_tokens", options.min_tokens, 0, None)
     _check_range("logprobs", options.logprobs, 0, MAX_TOP_LOGPROBS)
     _check_range("seed", options.seed, 0, MAX_SEED)
-    _check_range("priority", options.priority, -_MAX_PRIORITY, _MAX_PRIORITY)
+    _check_sender(options)
     if options.max_tokens is not None and options.min_tokens > options.max_tokens:
         raise UsageError("min_tokens is above max_tokens.", "lower min_tokens", field="min_tokens")
     if not isinstance(options.ignore_eos, bool):
         raise UsageError(
             f"ignore_eos must be true or false; got {options.ignore_eos!r}.", "change ignore_eos", field="ignore_eos"
         )
+    return resolve(model.sampling, options.sampling)
+
+
+def _check_sender(options: GenerationOptions) -> None:
+    _check_range("priority", options.priority, -_MAX_PRIORITY, _MAX_PRIORITY)
     if not isinstance(options.client, str):
         raise UsageError(f"client must be a text; got {options.client!r}.", "change client", field="client")
-    return resolve(model.sampling, options.sampling)
 
 
 def _check_range(name: str, value: int | None, low: int, high: int | None) -> None:
@@ -218,19 +164,6 @@ def _check_range(name: str, value: int | None, low: int, high: int | None) -> No
     if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
         wanted = f"{low} to {high}" if high is not None else f"{low} or more"
         raise UsageError(f"{name} must be a whole number, {wanted}; got {value!r}.", f"change {name}", field=name)
-
-
-def _checked_ids(request: CompletionRequest, n_vocab: int) -> list[int]:
-    if not isinstance(request.prompt, (tuple, list)):  # bytes would pass for ids
-        raise UsageError("prompt must be a text or a list of token ids.", "decode bytes first", field="prompt")
-    for position, token in enumerate(request.prompt):
-        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < n_vocab:
-            raise UsageError(
-                f"prompt token {position} is not an id of this vocabulary (0 to {n_vocab - 1}).",
-                "localllm tokens MODEL --encode shows the ids of a text",
-                field="prompt",
-            )
-    return [int(token) for token in request.prompt]
 
 
 _OPTION_NAMES = frozenset(f.name for f in fields(GenerationOptions)) - {"sampling"}

@@ -6,6 +6,7 @@ plan carries them, in order, before its rows. Mutated by the engine's thread alo
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from collections.abc import Sequence as Seq
 
 from localllm.runtime.engine import Clear, CopyPrefix, Edit, EditOutcome, EditResult, EngineSpec, Rewind, Truncate
@@ -28,6 +29,12 @@ class Room:
         self._cache = PrefixCache()
         self._tenants: dict[int, Sequence] = {}
         self._edits: list[Edit] = []
+        self._text_tokens = 0  # of the text on the spare slot
+
+    @property
+    def has_edits(self) -> bool:
+        """Say whether the engine is still to be told of changes."""
+        return bool(self._edits)
 
     def take_edits(self) -> tuple[Edit, ...]:
         """Hand over the edits recorded since the last call."""
@@ -74,15 +81,31 @@ class Room:
                 return leader
         return None
 
-    def fits(self, sequence: Sequence) -> bool:
-        """Say whether the whole sequence finds cells beside what runs, once all that is retained is evicted."""
-        running = [s for s in self._tenants.values() if s.slot is not None]
-        segments = {id(seg): seg.n_tokens for s in running if s.slot for seg in s.slot.segments}
-        promised = sum(s.n_tokens - s.n_computed for s in running)
+    def fits(self, sequence: Sequence, without: Collection[Sequence] = ()) -> bool:
+        """Say whether the whole sequence finds cells beside what runs (but those `without`), once all that
+        is retained is evicted.
+        """
         source, cut = self._best_source(sequence)
-        shares = self.spec.copy_shares_memory and source is not None and source.id in self._tenants
+        tenant = self._tenants.get(source.id) if source is not None else None
+        shares = self.spec.copy_shares_memory and tenant is not None and tenant not in without
         n_needed = sequence.n_tokens + 1 - (cut.n_tokens if shares else 0)
-        return sum(segments.values()) + promised + n_needed <= self.spec.pool_tokens
+        return self._promised_cells(without) + n_needed <= self.spec.pool_tokens
+
+    def fits_text(self, n_tokens: int) -> bool:
+        """Say whether a text of `n_tokens` finds cells beside what runs."""
+        return self._promised_cells() + n_tokens <= self.spec.pool_tokens
+
+    def seat_text(self, n_tokens: int) -> None:
+        """Promise the cells of a text that is to be embedded on the spare slot."""
+        self._text_tokens = n_tokens
+
+    def vacate_text(self, *, is_cleared: bool) -> None:
+        """Free the cells of the text on the spare slot; the engine is told to, unless it has cleared it."""
+        self._text_tokens = 0
+        if is_cleared:
+            self.slots.free(self.slots.spare)
+        else:
+            self._clear(self.slots.spare)
 
     def free_up(self, n_cells: int) -> bool:
         """Evict retained slots, the least recently used first, until `n_cells` are free."""
@@ -90,6 +113,11 @@ class Room:
             if not self.evict_one():
                 return False
         return True
+
+    def note_refusal(self) -> None:
+        """Keep how full the pool was when room was first short."""
+        if self._stats.pool_use_at_first_refusal is None:
+            self._stats.pool_use_at_first_refusal = self.slots.used_cells / self.spec.pool_tokens
 
     def evict_one(self, keep: Slot | None = None) -> bool:
         """Give up the least recently used retained slot (not `keep`); False = there is none."""
@@ -145,6 +173,12 @@ class Room:
     def add_checkpoint(self, slot: Slot, blob: bytes) -> None:
         """Remember the state of `slot` at its present length; the oldest beyond a few are dropped."""
         slot.checkpoints = [*slot.checkpoints, Checkpoint(slot.n_held, blob)][-_CHECKPOINTS_PER_SLOT:]
+
+    def _promised_cells(self, without: Collection[Sequence] = ()) -> int:
+        """Return the cells that running sequences and the text to embed hold, or need for the tokens they have."""
+        running = [s for s in self._tenants.values() if s.slot is not None and s not in without]
+        segments = {id(seg): seg.n_tokens for s in running if s.slot for seg in s.slot.segments}
+        return sum(segments.values()) + sum(s.n_tokens - s.n_computed for s in running) + self._text_tokens
 
     def _best_source(self, sequence: Sequence, hits: list[PrefixHit] | None = None) -> tuple[Slot | None, Cut]:
         best: tuple[Slot | None, Cut] = (None, Cut(0))

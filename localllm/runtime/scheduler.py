@@ -11,19 +11,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from localllm.errors import LocalLLMError
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.errors import ContextOverflow, LocalLLMError
 from localllm.runtime import events
+from localllm.runtime.admission import Admission, several
 from localllm.runtime.chunks import ChunkPolicy
 from localllm.runtime.config import RuntimeConfig
 from localllm.runtime.cost import StepCost
 from localllm.runtime.draft.base import Draft
+from localllm.runtime.embedding import EmbedSeat, PlannedChunk
 from localllm.runtime.engine import BatchItem, Edit, EditResult, EngineSpec, PrefixRule
 from localllm.runtime.hooks import nothing_to_send
 from localllm.runtime.metrics import RuntimeStats
-from localllm.runtime.order import WaitingQueue
 from localllm.runtime.plan import NO_DRAFT, PlannedItem, StepPlan
 from localllm.runtime.room import Room
-from localllm.runtime.sequence import Phase, RequestRun, Sequence
+from localllm.runtime.sequence import Embedding, Phase, RequestRun, Sequence
 from localllm.runtime.stream import EventSink, told
 from localllm.runtime.types import Tokens
 
@@ -42,24 +46,22 @@ class Scheduler:
         self.stats = RuntimeStats()
         self._room = Room(spec, self.stats)
         self._chunks = ChunkPolicy(spec, config, cost, self.stats)
-        self._waiting = WaitingQueue()
+        self._embeds = EmbedSeat(spec, config, self._room, self.stats)
+        self._admission = Admission(spec, config, self._room, self._embeds, self.stats)
+        self._waiting = self._admission.waiting
         self._running: list[Sequence] = []  # in order of admission
         self._published = published
         self._has_news = False
         self._runs: dict[EventSink, RequestRun] = {}  # by identity: a request may be submitted twice
         self._ended: list[Sequence] = []
         self.n_received = 0  # requests ever submitted; written here, read by any thread
-        self._max_running = min(config.max_running or spec.n_slots, spec.n_slots - 1, spec.max_batch_tokens)
-        self._min_wait_tokens = config.min_wait_prefix_tokens
-        self._n_admitted = 0
-        self._is_full = False  # the engine had no room where the ledger saw some: wait for one to leave
         self._newly_seated: list[Sequence] = []
         self._unsettled: tuple[Edit, ...] = ()  # of the plan at work, until the engine has answered
 
     @property
     def is_idle(self) -> bool:
         """Say whether nothing runs and nothing waits."""
-        return not self._running and not len(self._waiting)
+        return not self._running and not len(self._waiting) and self._embeds.sitter is None
 
     @property
     def n_waiting(self) -> int:
@@ -72,11 +74,13 @@ class Scheduler:
         return [s for s in self._running if s.phase is Phase.DECODE]
 
     def submit(self, run: RequestRun) -> None:
-        """Queue every choice of a request."""
+        """Queue every choice of a request, or its texts to embed."""
         self._runs[run.stream] = run
         run.outbox.append(events.Queued(run.request_id, self._waiting.n_requests))
         for sequence in run.sequences:
             self._waiting.push(sequence)
+        if run.embedding is not None:
+            self._waiting.push(run.embedding)
         self.n_received += 1
         self._publish()
 
@@ -86,12 +90,15 @@ class Scheduler:
         if run is not None:
             for sequence in run.sequences:
                 self._end(sequence, "cancelled")
+            if run.embedding is not None:
+                self._end_texts(run.embedding)
+                run.close()
             self._publish()
 
     def plan(self, drafts: Mapping[Sequence, Draft]) -> StepPlan | None:
         """Reserve slots, rows and cells for the next step; None = nothing to do."""
         while True:
-            self._admit()
+            self._newly_seated += self._admission.admit(self._running)
             decodes, prefills = self._chunks.turns(self._running)
             items = self._decode_items(drafts) if decodes else []
             if prefills:
@@ -130,10 +137,10 @@ class Scheduler:
         for planned in plan.items:
             if planned.sequence.slot is not None:
                 self._room.slots.cut(planned.sequence.slot, planned.item.start)
-        self._refused()
+        self._room.note_refusal()
         if not self._room.evict_one() and not self._chunks.shrink(plan.batch.n_rows, len(plan.items)):
             self._give_way()
-            self._is_full = True
+            self._admission.shut()
         self._publish()
 
     def fail(self, plan: StepPlan, error: LocalLLMError) -> None:
@@ -202,31 +209,31 @@ class Scheduler:
         self.stats.n_rows += plan.batch.n_rows
         self._publish()
 
-    def _admit(self) -> None:
-        if self._is_full and self._running:
-            return  # who was preempted would come back, and nobody would advance
-        self._is_full = False
-        for sequence in self._waiting:
-            if len(self._running) >= self._max_running or not self._may_join(sequence.run):
-                break
-            leader = self._room.leader_of(sequence, self._min_wait_tokens)
-            if leader is not None:
-                sequence.phase = Phase.WAITING_PREFIX
-                continue
-            if (self._running and not self._room.fits(sequence)) or not self._room.seat(sequence):
-                self._refused()
-                break
-            self._waiting.remove(sequence)
-            self._n_admitted += 1
-            sequence.order, sequence.phase = self._n_admitted, Phase.PREFILL
-            self._running.append(sequence)
-            self._newly_seated.append(sequence)
+    def plan_embedding(self, spent_s: float) -> PlannedChunk | None:
+        """Return the rows of a text that run after a step that took `spent_s`; None = none can."""
+        return self._embeds.plan(len(self.decoding), spent_s)
 
-    def _may_join(self, run: RequestRun) -> bool:
-        """Say whether a request may run beside what runs: not if either is to run alone."""
-        if not self._running or self._running[0].run is run:
-            return True
-        return not (run.is_lone or self._running[0].run.is_lone)
+    def embedded(self, planned: PlannedChunk, vector: NDArray[np.float32] | None, elapsed_s: float) -> None:
+        """Take note of what a chunk gave; between two texts of a request, others have their turn."""
+        embedding = planned.embedding
+        if self._embeds.commit(planned, vector, elapsed_s):
+            if embedding.is_finished:
+                embedding.run.close()
+            elif not (embedding.run.is_lone and self._embeds.seat(embedding)):
+                self._waiting.push(embedding)
+        self._publish()
+
+    def defer_embedding(self, planned: PlannedChunk) -> None:
+        """Answer the engine's NoRoom for a chunk: evict, else begin the text anew when someone has left."""
+        self._room.note_refusal()
+        if not self._room.evict_one():
+            if self._running:
+                self._admission.interrupt_text()
+                self._admission.shut()
+            else:
+                limit = self.spec.pool_tokens
+                self.fail_request(planned.run, ContextOverflow("The engine has no room for this text.", n_ctx=limit))
+        self._publish()
 
     def _decode_items(self, drafts: Mapping[Sequence, Draft]) -> list[PlannedItem]:
         """One row for every decoding sequence, with its draft where there is room for it."""
@@ -234,7 +241,7 @@ class Scheduler:
         while (decoding := self.decoding) and not self._room.free_up(
             sum(1 + len(usable.get(s, NO_DRAFT)) for s in decoding)
         ):
-            self._refused()
+            self._room.note_refusal()
             if usable:
                 usable = {}
             else:
@@ -282,23 +289,26 @@ class Scheduler:
         )
 
     def _give_way(self) -> None:
-        """The end of the no-room table: preempt the youngest, or end the only one."""
-        youngest = max(self._running, key=lambda s: s.order)
-        if len(self._running) == 1:
-            self._end(youngest, "length")
-            return
-        self.stats.n_preemptions += 1
-        self.stats.n_recomputed_tokens += youngest.n_computed
-        self._room.vacate(youngest)
-        self._running.remove(youngest)
-        youngest.phase = Phase.QUEUED
-        self._waiting.push_back(youngest)
+        """The end of the no-room table: put off a text, preempt the youngest, or end the only one."""
+        if self._admission.interrupt_text():
+            self._admission.shut()
+        elif len(self._running) == 1:
+            self._end(self._running[0], "length")
+        else:
+            candidates = several(self._running) or self._running
+            self._admission.preempt(max(candidates, key=lambda s: s.order), self._running)
 
     def _end(self, sequence: Sequence, reason: events.FinishReason) -> None:
         if sequence.phase is not Phase.FINISHED:
             self._waiting.remove(sequence)
             sequence.finish(reason)
             self._leave(sequence)
+
+    def _end_texts(self, embedding: Embedding) -> None:
+        self._waiting.remove(embedding)
+        if self._embeds.sitter is embedding:
+            self._embeds.leave()
+        embedding.finish()
 
     def _leave(self, sequence: Sequence) -> None:
         """Give a finished sequence's slot to the prefix cache; end its request with its last choice."""
@@ -315,15 +325,13 @@ class Scheduler:
             self._stop_running(sequence)
             self._room.vacate(sequence)
             self._ended.append(sequence)
+        if run.embedding is not None:
+            self._end_texts(run.embedding)
 
     def _stop_running(self, sequence: Sequence) -> None:
         if sequence in self._running:
             self._running.remove(sequence)
-            self._is_full = False
-
-    def _refused(self) -> None:
-        if self.stats.pool_use_at_first_refusal is None:
-            self.stats.pool_use_at_first_refusal = self._room.slots.used_cells / self.spec.pool_tokens
+            self._admission.reopen()
 
     def _publish(self) -> None:
         """Flush events to the readers, forget requests that ended, refresh the gauges."""
@@ -333,7 +341,8 @@ class Scheduler:
                 del self._runs[run.stream]
         self._send()
         stats = self.stats
-        stats.n_running, stats.n_waiting = len(self._running), len(self._waiting)
+        stats.n_running = len(self._running) + (self._embeds.sitter is not None)
+        stats.n_waiting = len(self._waiting)
         stats.n_retained_slots, stats.used_cells = self._room.slots.n_retained, self._room.slots.used_cells
 
     def _fail_run(self, run: RequestRun, error: LocalLLMError) -> None:

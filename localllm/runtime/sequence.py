@@ -20,6 +20,7 @@ from localllm.runtime.sampler import Sampler
 from localllm.runtime.slots import Slot
 from localllm.runtime.stop import StopMatcher
 from localllm.runtime.stream import EventSink
+from localllm.runtime.types import Tokens
 
 
 class Phase(Enum):
@@ -61,7 +62,7 @@ class Timeline:
 
 @dataclass(slots=True, eq=False)
 class RequestRun:
-    """One request at work: its choices, where its events go, and what it has cost so far.
+    """One request at work: its choices or its texts to embed, where its events go, and what it has cost so far.
 
     `is_lone`: it runs while nothing else does. May be set until it is queued.
     """
@@ -75,6 +76,7 @@ class RequestRun:
     timeline: Timeline
     is_lone: bool = False
     sequences: list[Sequence] = field(default_factory=list)
+    embedding: Embedding | None = None
     outbox: list[Event] = field(default_factory=list)
     n_cached_tokens: int = 0
     n_completion_tokens: int = 0
@@ -83,13 +85,22 @@ class RequestRun:
 
     @property
     def n_prompt_tokens(self) -> int:
-        """Prompt tokens, counted once for all choices."""
-        return self.sequences[0].n_prompt
+        """Prompt tokens, counted once for all choices; those of all texts to embed."""
+        return sum(len(ids) for ids in self.inputs)
+
+    @property
+    def inputs(self) -> tuple[Tokens, ...]:
+        """What preparing made of the request: the ids of its prompt, or of each text to embed."""
+        if self.embedding is not None:
+            return self.embedding.texts
+        return tuple(s.tokens[: s.n_prompt] for s in self.sequences[:1])
 
     @property
     def is_finished(self) -> bool:
-        """Say whether every choice has ended."""
-        return all(s.phase is Phase.FINISHED for s in self.sequences)
+        """Say whether every choice, or text, has ended."""
+        return all(s.phase is Phase.FINISHED for s in self.sequences) and (
+            self.embedding is None or self.embedding.is_finished
+        )
 
     def admit(self, n_cached_tokens: int) -> None:
         """Tell that work begins; only a request's first admission is told."""
@@ -119,6 +130,33 @@ class RequestRun:
         if told:
             self.stream.put(told)
         return bool(told)
+
+
+@dataclass(slots=True, eq=False)
+class Embedding:
+    """The texts of a request, embedded one after another: those before `index` are done.
+
+    `n_computed` tokens of the text at `index` are on the spare slot.
+    """
+
+    run: RequestRun
+    texts: tuple[Tokens, ...]
+    index: int = 0
+    n_computed: int = 0
+
+    @property
+    def text(self) -> Tokens:
+        """The text that is next, or at work."""
+        return self.texts[self.index]
+
+    @property
+    def is_finished(self) -> bool:
+        """Say whether no text is left."""
+        return self.index >= len(self.texts)
+
+    def finish(self) -> None:
+        """Leave the rest of the texts undone."""
+        self.index = len(self.texts)
 
 
 @dataclass(slots=True, eq=False)

@@ -23,11 +23,12 @@ from localllm.runtime.hooks import NO_HOOKS, Hooks
 from localllm.runtime.inbox import Cancel, Ping, Submit
 from localllm.runtime.loop import EngineLoop
 from localllm.runtime.metrics import RuntimeStats
-from localllm.runtime.prepare import ModelFacts, encode_prompt, options_from, prepare, render_prompt
+from localllm.runtime.prepare import ModelFacts, options_from, prepare
+from localllm.runtime.prompts import encode_prompt, render_prompt
 from localllm.runtime.sampling_params import Sampling
 from localllm.runtime.scheduler import Scheduler
 from localllm.runtime.stream import Answer, EventSink, TokenStream, collect, rebuild, told
-from localllm.runtime.types import ChatRequest, CompletionRequest, Message, Request
+from localllm.runtime.types import ChatRequest, CompletionRequest, GenerationRequest, Message, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,7 @@ class Service:
         """Submit one prompt (text, or chat messages) with settings such as max_tokens, temperature, seed."""
         return self.submit(self.request(prompt, **settings))
 
-    def request(self, prompt: str | Sequence[Message], **settings: Any) -> Request:
+    def request(self, prompt: str | Sequence[Message], **settings: Any) -> GenerationRequest:
         """Return the request for a prompt: text becomes one user message, or is continued as it is
         where the model has no chat template."""
         options = options_from(settings)
@@ -156,7 +157,7 @@ class Service:
             return CompletionRequest(prompt, options)
         return ChatRequest(({"role": "user", "content": prompt},), options)
 
-    def generate(self, prompts: Sequence[str | Sequence[Message] | Request], **settings: Any) -> list[Answer]:
+    def generate(self, prompts: Sequence[str | Sequence[Message] | GenerationRequest], **settings: Any) -> list[Answer]:
         """Answer all prompts, batched together, in their order.
 
         Waits while the queue is full of its own. Raises: what `submit` raises, or the error of the

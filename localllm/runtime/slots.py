@@ -50,8 +50,9 @@ class Slots:
     def __init__(self, spec: EngineSpec) -> None:
         self.spec = spec
         self.used_cells = 0
-        self._slots = [Slot(i) for i in range(spec.n_slots - 1)]  # the last one is the engine's spare
-        self._free = list(reversed(self._slots))
+        self._slots = [Slot(i) for i in range(spec.n_slots)]
+        self.spare = self._slots[-1]  # never handed out: for the engine, and for texts to embed
+        self._free = list(reversed(self._slots[:-1]))
         self._retained: dict[int, Slot] = {}  # in order of last use
 
     def __getitem__(self, slot_id: int) -> Slot:
@@ -96,7 +97,7 @@ class Slots:
         """Take a slot back, its cells with it; idempotent."""
         self._retained.pop(slot.id, None)
         self.cut(slot, 0)
-        if slot not in self._free:
+        if slot is not self.spare and slot not in self._free:
             self._free.append(slot)
 
     def grow(self, slot: Slot, n_tokens: int) -> None:

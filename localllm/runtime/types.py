@@ -79,4 +79,5 @@ class EmbeddingRequest:
     request_id: str = field(default_factory=new_request_id)
 
 
-Request: TypeAlias = ChatRequest | CompletionRequest | EmbeddingRequest
+GenerationRequest: TypeAlias = ChatRequest | CompletionRequest
+Request: TypeAlias = GenerationRequest | EmbeddingRequest

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from localllm.errors import EngineError
 from localllm.models.tokenizer import Tokenizer
-from localllm.runtime.engine import Batch, Edit, EditResult, Engine, EngineSpec, NoRoom, StepOutput
-from localllm.runtime.types import Tokens
+from localllm.runtime.engine import Batch, Edit, EditResult, EmbedChunk, Engine, EngineSpec, NoRoom, StepOutput
 from localllm.worker.faults import Fault, Plan
 
 _FILE_EVENTS = frozenset(
@@ -79,11 +78,11 @@ class FaultyEngine:
         """Return the part of a slot's state that cannot be cut."""
         return self._engine.checkpoint(slot)
 
-    def embed(self, inputs: Sequence[Tokens]) -> NDArray[np.float32]:
-        """Return pooled embeddings."""
-        for fault in self._plan.due("embed", inputs):
+    def embed(self, chunk: EmbedChunk) -> NDArray[np.float32] | None:
+        """Run rows of a text to embed."""
+        for fault in self._plan.due("embed", [chunk.tokens]):
             happen(fault)
-        return self._engine.embed(inputs)
+        return self._engine.embed(chunk)
 
     def close(self) -> None:
         """Free the engine."""

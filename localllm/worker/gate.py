@@ -55,7 +55,7 @@ class Gate:
 def fingerprint(run: RequestRun, options: GenerationOptions, key: bytes) -> bytes:
     """Return the keyed hash of what `prepare` made of a request: its ids and how to answer, not who asked."""
     hasher = hashlib.blake2b(key=key, digest_size=FINGERPRINT_BYTES)
-    for ids in [sequence.tokens for sequence in run.sequences[:1]]:
+    for ids in run.inputs:
         hasher.update(_COUNT.pack(len(ids)))
         hasher.update(array("i", ids).tobytes())
     hasher.update(msgspec.msgpack.encode(replace(options, client="", priority=0), order="deterministic"))

@@ -83,7 +83,9 @@ class Bench:
     def submit(self, prompt: Sequence[int], **options: object) -> TokenStream:
         """Queue a prompt of token ids."""
         request = CompletionRequest(
-            tuple(prompt), GenerationOptions(**{"max_tokens": 20, "seed": 1, **options}), f"r{next(self._ids)}"
+            tuple(prompt),
+            GenerationOptions(**{"max_tokens": 20, "seed": 1, **options}),
+            request_id=f"r{next(self._ids)}",
         )
         stream = TokenStream(request.request_id, lambda stream: self.loop.inbox.put(Cancel(stream)))
         self.loop.inbox.put(Submit(prepare(request, self.facts, self.engine.spec, stream)))

@@ -12,7 +12,8 @@ import pytest
 from localllm.errors import ContextOverflow, TemplateError, UsageError
 from localllm.models.chat_template import ChatTemplate
 from localllm.runtime.engine import EngineSpec, PrefixRule
-from localllm.runtime.prepare import ModelFacts, encode_prompt, options_from, prepare
+from localllm.runtime.prepare import ModelFacts, options_from, prepare
+from localllm.runtime.prompts import encode_prompt
 from localllm.runtime.sampling_params import Sampling
 from localllm.runtime.sequence import RequestRun
 from localllm.runtime.stream import TokenStream

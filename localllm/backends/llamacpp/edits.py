@@ -36,7 +36,7 @@ class SlotEditor:
         """Apply one edit and return what its slot holds now. Raises GuardError for a broken rule."""
         match edit:
             case Clear(slot):
-                return self._cleared(slot, self._guard.slot(slot), _OK)
+                return self._cleared(slot, self._guard.clearing(slot), _OK)
             case Truncate(slot, n_tokens):
                 return self._truncate(slot, _not_negative(n_tokens))
             case CopyPrefix(src, dst, n_tokens):
@@ -97,7 +97,7 @@ class SlotEditor:
         is_whole = self._guard.spec.export_unit is ExportUnit.WHOLE
         if blob.start != edit.start or blob.end > self._guard.spec.max_sequence_tokens or (is_whole and edit.start):
             return _held(state, _REFUSED)
-        into = edit.slot if is_whole else self._guard.spare
+        into = edit.slot if is_whole else self._guard.free_spare()
         taken = self._context.write_state(into, blob.payload)
         if taken != len(blob.payload) or self._context.n_held(into) != blob.end:
             self._context.remove(into)

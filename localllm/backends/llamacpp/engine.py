@@ -13,7 +13,7 @@ from localllm.backends.llamacpp.edits import SlotEditor
 from localllm.backends.llamacpp.facts import NOT_REWINDABLE, spec_of
 from localllm.backends.llamacpp.guard import Guard, GuardError
 from localllm.backends.llamacpp.model import LlamaModel
-from localllm.backends.llamacpp.pooling import pool_rows, pooling_of
+from localllm.backends.llamacpp.pooling import Pooling, RunningPool, pooling_of
 from localllm.backends.llamacpp.settings import ContextSettings
 from localllm.backends.llamacpp.state import HEADER_BYTES, BlobKind, digest, seal
 from localllm.errors import EngineError
@@ -21,15 +21,16 @@ from localllm.models.tokenizer import Tokenizer
 from localllm.runtime.engine import (
     Batch,
     BatchItem,
+    Clear,
     Edit,
     EditResult,
+    EmbedChunk,
     EngineSpec,
     ExportUnit,
     NoRoom,
     PrefixRule,
     StepOutput,
 )
-from localllm.runtime.types import Tokens
 
 
 class LlamaEngine:
@@ -48,6 +49,7 @@ class LlamaEngine:
         rewinds = model.info.architecture not in NOT_REWINDABLE
         self._editor = SlotEditor(self._context, self._guard, self._digest, rewinds=rewinds)
         self._packer = BatchPacker(model.native, self.spec.max_batch_tokens)
+        self._pool = RunningPool(Pooling.MEAN)  # of the text on the spare slot
         self._has_window = self.spec.prefix_rule is PrefixRule.WINDOW
         self._is_closed = False
 
@@ -85,7 +87,7 @@ class LlamaEngine:
             if (start, end) != (0, state.n_valid):
                 raise GuardError(f"Slot {slot} can only be exported whole.")
             return seal(self._context.read_state(slot, HEADER_BYTES), BlobKind.POSITIONS, self._digest, start, end)
-        spare = self._guard.spare
+        spare = self._guard.free_spare()
         self._context.copy(slot, spare, start, end)
         try:
             buffer = self._context.read_state(spare, HEADER_BYTES)
@@ -106,18 +108,29 @@ class LlamaEngine:
         buffer = self._context.read_state(slot, HEADER_BYTES, PARTIAL_ONLY) if uncuttable else bytearray(HEADER_BYTES)
         return seal(buffer, BlobKind.CHECKPOINT, self._digest, state.first_held, state.n_valid)
 
-    def embed(self, inputs: Sequence[Tokens]) -> NDArray[np.float32]:
-        """Return pooled embeddings, float32 [n_inputs, n_embd], computed on the spare slot.
+    def embed(self, chunk: EmbedChunk) -> NDArray[np.float32] | None:
+        """Run rows of a text on the spare slot; return its pooled embedding, float32 [n_embd], after the last.
 
-        Raises: NoRoom; GuardError for an empty or too long input; EngineError.
+        Raises: NoRoom (nothing changed); GuardError before, EngineError after native code.
         """
         self._check_open()
-        pooling = pooling_of(self._model)
+        item = self._guard.embedding(chunk)
+        if chunk.start == 0:
+            self._pool = RunningPool(pooling_of(self._model))
+        native_batch, n_rows = self._packer.pack((item,))
         self._context.set_embeddings(True)
         try:
-            return np.stack([pool_rows(self._hidden_rows(tokens), pooling) for tokens in inputs])
+            code = self._context.decode(native_batch)
         finally:
             self._context.set_embeddings(False)
+        if code:
+            self._failed(code, (item,))
+        self._guard.advanced(item)
+        self._pool.add(self._context.embeddings(n_rows))
+        if not chunk.is_last:
+            return None
+        self._editor.apply(Clear(item.slot))
+        return self._pool.result()
 
     def interrupt(self) -> None:
         """Stop the running forward early, on CPU devices; it raises EngineError. Any thread may call it."""
@@ -127,25 +140,6 @@ class LlamaEngine:
         """Free the context, and the model with its last context; idempotent."""
         self._is_closed = True
         self._context.close()
-
-    def _hidden_rows(self, tokens: Tokens) -> NDArray[np.float32]:
-        """Run one text alone in the spare slot, in chunks, and return its hidden rows [n_tokens, n_embd]."""
-        if not 0 < len(tokens) <= self.spec.max_embed_tokens:
-            raise GuardError(f"An embedding takes 1 to {self.spec.max_embed_tokens} tokens, not {len(tokens)}.")
-        self._guard.tokens(tokens)
-        chunk = min(self._context.n_ubatch, self.spec.max_batch_tokens)
-        rows = []
-        try:
-            for start in range(0, len(tokens), chunk):
-                part = tokens[start : start + chunk]
-                item = BatchItem(self._guard.spare, start, part, len(part))
-                code = self._context.decode(self._packer.pack((item,))[0])
-                if code:
-                    raise NoRoom if code == 1 else EngineError(f"llama.cpp could not embed (code {code}).")
-                rows.append(self._context.embeddings(len(part)).copy())
-        finally:
-            self._context.remove(self._guard.spare)
-        return np.concatenate(rows)
 
     def _first_held(self, items: tuple[BatchItem, ...]) -> dict[int, int]:
         if not self._has_window:

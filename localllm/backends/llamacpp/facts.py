@@ -11,6 +11,9 @@ from localllm.runtime.engine import EngineSpec, ExportUnit, PrefixRule
 # Copying, then putting a checkpoint back, is 0.04 off there (native.md): never rewound.
 NOT_REWINDABLE = frozenset({"deepseek4"})
 
+# Each row of a text to embed gets logits too, in a buffer that stays; more rows are hardly faster.
+_MAX_EMBED_ROWS, _EMBED_OUTPUT_BYTES = 64, 32 << 20
+
 
 def spec_of(model: LlamaModel, settings: ContextSettings, context: NativeContext) -> EngineSpec:
     """Return the engine's spec as the library reports it (what was asked for is not repeated)."""
@@ -18,6 +21,7 @@ def spec_of(model: LlamaModel, settings: ContextSettings, context: NativeContext
     # A window cache plans all graphs of a batch before it runs the first: what the last one drops is
     # missing in the first where cells are shared. So one graph a forward there.
     loses_cells = model.window_tokens > 0 and not settings.swa_full
+    max_rows = min(context.n_batch, context.n_ubatch)
     cuttable = rule is not PrefixRule.CHECKPOINT
     max_sequence = min(context.n_ctx_seq, settings.max_sequence_tokens or context.n_ctx_seq)
     if model.info.learned_positions:  # native.md N9: an abort beyond the trained context
@@ -28,9 +32,10 @@ def spec_of(model: LlamaModel, settings: ContextSettings, context: NativeContext
         n_vocab=model.n_vocab,
         n_slots=context.n_slots,
         pool_tokens=pool,
-        max_batch_tokens=min(context.n_batch, context.n_ubatch) if loses_cells else context.n_batch,
+        max_batch_tokens=max_rows if loses_cells else context.n_batch,
         max_sequence_tokens=max_sequence,
         max_embed_tokens=max_sequence,
+        max_embed_rows=min(max_rows, _MAX_EMBED_ROWS, max(1, _EMBED_OUTPUT_BYTES // (4 * model.n_vocab))),
         max_rollback_tokens=None if cuttable else context.n_rs_seq,
         prefix_rule=rule,
         window_tokens=model.window_tokens if rule is PrefixRule.WINDOW else 0,

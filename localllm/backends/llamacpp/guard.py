@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from localllm.errors import EngineError
-from localllm.runtime.engine import Batch, BatchItem, EngineSpec, PrefixRule
+from localllm.runtime.engine import Batch, BatchItem, EmbedChunk, EngineSpec, PrefixRule
 
 
 class GuardError(EngineError):
@@ -69,6 +69,30 @@ class Guard:
                 raise GuardError(f"Slot {item.slot} has two items in one forward.")
             seen |= 1 << item.slot
             self._item(item, state)
+
+    def embedding(self, chunk: EmbedChunk) -> BatchItem:
+        """Return the rows of a chunk of a text, checked, on the spare slot. Raises GuardError."""
+        state, n_rows, spec = self.slots[self.spare], len(chunk.tokens), self.spec
+        if not 0 < n_rows <= spec.max_embed_rows or chunk.start + n_rows > spec.max_embed_tokens:
+            raise GuardError(
+                f"An embedding takes {spec.max_embed_tokens} tokens, {spec.max_embed_rows} at once; "
+                f"not {n_rows} from {chunk.start} on."
+            )
+        if state.is_undefined or chunk.start != state.n_valid:
+            raise GuardError(f"The text to embed has {state.n_valid} tokens so far; none can start at {chunk.start}.")
+        self.tokens(chunk.tokens)
+        return BatchItem(self.spare, chunk.start, chunk.tokens, n_rows)
+
+    def free_spare(self) -> int:
+        """Return the spare slot, which is empty. Raises GuardError while a text is on it."""
+        state = self.slots[self.spare]
+        if state.n_valid or state.is_undefined:
+            raise GuardError("The spare slot is in use: a text is being embedded.")
+        return self.spare
+
+    def clearing(self, index: int) -> SlotState:
+        """Return the state of a slot that may be cleared: the spare one too."""
+        return self.slots[self.spare] if index == self.spare else self.slot(index)
 
     def tokens(self, tokens: Sequence[int]) -> None:
         """Check that every id is in the vocabulary. Raises GuardError."""

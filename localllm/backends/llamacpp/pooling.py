@@ -30,9 +30,25 @@ def pooling_of(model: LlamaModel) -> Pooling:
     return Pooling.MEAN if pooling is Pooling.NONE else pooling
 
 
-def pool_rows(rows: NDArray[np.float32], pooling: Pooling) -> NDArray[np.float32]:
-    """Return one row [n_embd] of hidden rows [n_tokens, n_embd]."""
-    if pooling is Pooling.MEAN:
-        mean: NDArray[np.float32] = np.mean(rows, axis=0, dtype=np.float32)
-        return mean
-    return np.array(rows[0 if pooling is Pooling.CLS else -1], np.float32)
+class RunningPool:
+    """Pools the hidden rows of one text as they come."""
+
+    def __init__(self, pooling: Pooling) -> None:
+        self._pooling = pooling
+        self._n_rows = 0
+        self._kept: NDArray[np.float64] | None = None  # the sum, the first or the last row
+
+    def add(self, rows: NDArray[np.float32]) -> None:
+        """Take the next rows [n_rows, n_embd]; nothing of them is kept by reference."""
+        if self._pooling is Pooling.MEAN:
+            total: NDArray[np.float64] = rows.sum(axis=0, dtype=np.float64)
+            self._kept = total if self._kept is None else self._kept + total
+        elif self._kept is None or self._pooling is Pooling.LAST:
+            self._kept = rows[0 if self._pooling is Pooling.CLS else -1].astype(np.float64)
+        self._n_rows += len(rows)
+
+    def result(self) -> NDArray[np.float32]:
+        """Return the embedding [n_embd] of the rows so far, of which there is at least one."""
+        assert self._kept is not None
+        n_summed = self._n_rows if self._pooling is Pooling.MEAN else 1
+        return (self._kept / n_summed).astype(np.float32)

@@ -18,6 +18,7 @@ from localllm.runtime.engine import (
     CopyPrefix,
     Edit,
     EditOutcome,
+    EmbedChunk,
     EngineSpec,
     NoRoom,
     Restore,
@@ -63,7 +64,7 @@ def test_an_unknown_adapter_is_refused(tiny: Path) -> None:
 
 
 BAD_EDITS: tuple[Edit, ...] = (
-    Clear(5),
+    Clear(6),
     Clear(-1),
     Truncate(6, 0),
     Truncate(0, -1),
@@ -86,7 +87,13 @@ def test_a_bad_edit_is_refused(tiny: Path, edit: Edit) -> None:
 
 def test_learned_positions_end_at_the_trained_context() -> None:
     spec = EngineSpec(
-        n_vocab=128, n_slots=2, pool_tokens=512, max_batch_tokens=64, max_sequence_tokens=100, max_embed_tokens=100
+        n_vocab=128,
+        n_slots=2,
+        pool_tokens=512,
+        max_batch_tokens=64,
+        max_sequence_tokens=100,
+        max_embed_tokens=100,
+        max_embed_rows=64,
     )
     guard = Guard(spec)
     guard.slots[0].n_valid = 99
@@ -175,7 +182,7 @@ def test_a_closed_engine_refuses_every_call(tiny: Path) -> None:
         lambda: engine.edit([]),
         lambda: engine.forward(Batch((BatchItem(0, 0, [1], 1),))),
         lambda: engine.export(0, 0, 1),
-        lambda: engine.embed([[1]]),
+        lambda: engine.embed(EmbedChunk(0, [1], True)),
         lambda: tokenizer.encode("a", parse_special=False),
     ):
         with pytest.raises(EngineError, match="closed"):
@@ -203,17 +210,3 @@ def test_closing_waits_for_tokenizer_calls_in_other_threads(tiny: Path) -> None:
             thread.join(10)
             assert not thread.is_alive()
     assert failures == []
-
-
-def test_embeddings_are_mean_pooled_and_leave_the_slots_alone(tiny: Path) -> None:
-    with opened(tiny / MODEL, n_ubatch=64, n_batch=64) as engine:
-        feed(engine, 0, TEXT[:50])
-        pooled = engine.embed([TEXT[:30], OTHER[:150], TEXT[:30]])
-        assert pooled.shape == (3, engine._model.n_embd)
-        assert np.isfinite(pooled).all()
-        assert apart(pooled[0], pooled[2]) < EXACT < apart(pooled[0], pooled[1])
-        after = feed(engine, 0, TEXT[50:60], 50)
-        assert apart(after, feed(engine, 1, TEXT[:60])) < EXACT
-        for bad in ([], [128], [1] * 1025):
-            with pytest.raises(GuardError):
-                engine.embed([bad])

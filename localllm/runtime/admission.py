@@ -1,0 +1,144 @@
+"""Who gets on and off: seats, cells, requests that run alone, and a place for every newcomer.
+
+A client that has nothing running is a newcomer: one seat beyond the others is kept for such, and
+for one the youngest sequences of those who run several give their cells up. So nobody waits for
+the whole of an answer that is another's second.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+
+from localllm.runtime.config import RuntimeConfig
+from localllm.runtime.embedding import EmbedSeat
+from localllm.runtime.engine import EngineSpec
+from localllm.runtime.metrics import RuntimeStats
+from localllm.runtime.order import WaitingQueue
+from localllm.runtime.room import Room
+from localllm.runtime.sequence import Embedding, Phase, RequestRun, Sequence
+
+
+class Admission:
+    """The queue and its door. Mutated by the engine's thread alone."""
+
+    def __init__(
+        self, spec: EngineSpec, config: RuntimeConfig, room: Room, embeds: EmbedSeat, stats: RuntimeStats
+    ) -> None:
+        self.waiting = WaitingQueue()
+        self._room = room
+        self._embeds = embeds
+        self._stats = stats
+        n_places = min(spec.n_slots - 1, spec.max_batch_tokens)
+        self._n_seats = min(config.max_running or n_places, n_places)
+        self._n_kept = min(1, n_places - self._n_seats)
+        self._min_wait_tokens = config.min_wait_prefix_tokens
+        self._n_admitted = 0
+        self._is_shut = False
+
+    def admit(self, running: list[Sequence]) -> list[Sequence]:
+        """Move whoever may begin now from the queue to `running`, and return them; texts go to their own seat."""
+        if self._is_shut and running:
+            return []
+        self._is_shut, is_short, admitted = False, False, list[Sequence]()
+        for waiter in self.waiting:
+            if not may_join(waiter.run, self._at_work(running)):
+                break  # who runs alone is not overtaken
+            if isinstance(waiter, Embedding):
+                is_short |= not self._seat_text(waiter)
+                continue
+            is_newcomer = all(s.run.client != waiter.run.client for s in running)
+            if (is_short and not is_newcomer) or len(running) >= self._n_seats + self._n_kept * is_newcomer:
+                continue
+            leader = self._room.leader_of(waiter, self._min_wait_tokens)
+            if leader is not None:
+                waiter.phase = Phase.WAITING_PREFIX
+            elif self._seat(waiter, running, is_newcomer):
+                admitted.append(waiter)
+            elif is_newcomer:
+                break
+            else:
+                is_short = True  # behind it, only newcomers may begin
+        return admitted
+
+    def shut(self) -> None:
+        """Admit nobody until one of those running has left: the engine had no room where the ledger saw some."""
+        self._is_shut = True
+
+    def reopen(self) -> None:
+        """Take note that someone left."""
+        self._is_shut = False
+
+    def preempt(self, sequence: Sequence, running: list[Sequence]) -> None:
+        """Send a running sequence back to the head of the queue; its slot is emptied."""
+        self._stats.n_preemptions += 1
+        self._stats.n_recomputed_tokens += sequence.n_computed
+        self._room.vacate(sequence)
+        running.remove(sequence)
+        sequence.phase = Phase.QUEUED
+        self.waiting.push_back(sequence)
+
+    def interrupt_text(self) -> bool:
+        """Send the request whose text is being embedded back to the head of the queue; False = there is none."""
+        embedding = self._embeds.leave()
+        if embedding is None:
+            return False
+        self._stats.n_preemptions += 1
+        self._stats.n_recomputed_tokens += embedding.n_computed
+        self.waiting.push_back(embedding)
+        return True
+
+    def _at_work(self, running: Seq[Sequence]) -> list[RequestRun]:
+        sitter = self._embeds.sitter
+        return [*(s.run for s in running), *([sitter.run] if sitter else [])]
+
+    def _seat_text(self, embedding: Embedding) -> bool:
+        """Begin a request's next text; False = there are no cells for it."""
+        if self._embeds.sitter is not None:
+            return True
+        if not self._embeds.seat(embedding):
+            return False
+        self.waiting.remove(embedding)
+        embedding.run.admit(0)
+        return True
+
+    def _seat(self, sequence: Sequence, running: list[Sequence], is_newcomer: bool) -> bool:
+        started_s = time.perf_counter()
+        is_alone = not running and self._embeds.sitter is None
+        fits = is_alone or self._room.fits(sequence) or (is_newcomer and self._make_way(sequence, running))
+        if not fits or not self._room.seat(sequence):
+            self._room.note_refusal()
+            return False
+        sequence.run.timeline.add("match", time.perf_counter() - started_s)
+        self.waiting.remove(sequence)
+        self._n_admitted += 1
+        sequence.order, sequence.phase = self._n_admitted, Phase.PREFILL
+        running.append(sequence)
+        return True
+
+    def _make_way(self, newcomer: Sequence, running: list[Sequence]) -> bool:
+        """Preempt just as many as the newcomer needs, none that is its client's only one; False = none would do."""
+        leaving = list[Sequence]()
+        while True:
+            left = [s for s in running if s not in leaving]
+            others = [s for s in several(left) if s.run.priority <= newcomer.run.priority]
+            if not others:
+                return False
+            leaving.append(others[-1])
+            if self._room.fits(newcomer, without=leaving):
+                for sequence in leaving:
+                    self.preempt(sequence, running)
+                return True
+
+
+def may_join(run: RequestRun, at_work: Iterable[RequestRun]) -> bool:
+    """Say whether a request may run beside those at work: not if it, or one of them, is to run alone."""
+    return all(other is run or not (other.is_lone or run.is_lone) for other in at_work)
+
+
+def several(running: Seq[Sequence]) -> list[Sequence]:
+    """Return the sequences whose client has others: those of whoever has most come last, the youngest at the end."""
+    n_of = Counter(s.run.client for s in running)
+    return sorted((s for s in running if n_of[s.run.client] > 1), key=lambda s: (n_of[s.run.client], s.order))
