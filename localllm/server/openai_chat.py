@@ -67,7 +67,7 @@ class ChatCompletions:
 def _request(asked: ChatBody, scope: Scope) -> ChatRequest:
     """Return what a body asks for. Raises: UsageError naming the field that cannot be honoured."""
     options.check_format(asked)
-    _check_messages(asked.messages)
+    check_messages(asked.messages)
     _check_tool_choice(asked.tool_choice)
     record = record_of(scope)
     max_tokens = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
@@ -90,7 +90,7 @@ def _n_logprobs(asked: ChatBody) -> int | None:
     return None
 
 
-def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
+def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
     """Refuse what is no conversation of texts, by the place in it."""
     if not messages:
         raise UsageError("The conversation has no messages.", "send at least one", field="messages")
