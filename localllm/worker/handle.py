@@ -9,7 +9,7 @@ from typing import Any
 
 from localllm.errors import LocalLLMError, Unavailable, WorkerDied
 from localllm.runtime.types import Request
-from localllm.worker.link import EventStream, Link
+from localllm.worker.link import CONNECTION_ENDED, STOPPED, EventStream, Link
 from localllm.worker.process import WorkerProcess
 from localllm.worker.protocol import Load
 from localllm.worker.watchdog import LoadWatch, Sight, Watchdog, is_overdue
@@ -124,12 +124,13 @@ class Worker:
 
     async def gone(self) -> int:
         """Wait for the end of a process that is dying, or is made to. Return its code (negative: a signal)."""
-        return await self._process.wait(_DYING_S)
+        ends_by_itself = self.link.end_reason in (CONNECTION_ENDED, STOPPED)
+        return await self._process.wait(_DYING_S if ends_by_itself else 0.0)
 
     async def stop(self, error: LocalLLMError) -> None:
         """End it, requests by `error`, and leave nothing of it. Idempotent."""
         self.on_death = _ignore
-        self.link.end(error, "it was stopped")
+        self.link.end(error, STOPPED)
         await self.gone()
         self.dispose()
 

@@ -35,7 +35,8 @@ from localllm.worker.protocol import (
 MAX_UNSENT_BYTES = 64 << 20
 """What may wait for a worker that does not read, before it gets no more."""
 
-CONNECTION_ENDED = "its connection ended"
+CONNECTION_ENDED, STOPPED = "its connection ended", "it was stopped"
+"""Reasons of an end that the process brings about, or follows, by itself."""
 
 _EVENT_BYTES = 100
 _LOGPROB_BYTES = 150

@@ -14,7 +14,7 @@ from localllm.errors import LocalLLMError, ModelNotFound, ModelRefused, NotEnoug
 from localllm.worker.description import config_to_wire, runtime_to_wire
 from localllm.worker.handle import Gone, StartProcess, Worker, resident_bytes
 from localllm.worker.lifecycle import ModelEntry, ModelState, Restarts, SupervisorSettings
-from localllm.worker.link import CONNECTION_ENDED
+from localllm.worker.link import CONNECTION_ENDED, STOPPED
 from localllm.worker.naming import Known
 from localllm.worker.poison import NATIVE_DEATHS, PoisonLedger
 from localllm.worker.protocol import Load
@@ -162,7 +162,7 @@ class ModelUnit:
         worker, task = self._current, self._task
         if worker is not None:
             worker.on_death = _ignore
-            worker.link.end(error, "it was stopped")
+            worker.link.end(error, STOPPED)
         if task is not None:
             task.cancel()
             await asyncio.wait({task})
