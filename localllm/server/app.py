@@ -22,7 +22,7 @@ from localllm.server.body import ClientGone
 from localllm.server.errors import error_response, from_http_exception, internal
 from localllm.server.record import CLIENT_GONE, RequestRecord
 from localllm.server.security import Headers, Preflight, Security
-from localllm.server.state import ServerState
+from localllm.server.state import ServerState, draining
 
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _MAX_DRAINED_S: Final = 2.0
@@ -61,6 +61,8 @@ class App:
             await Response(status_code=204)(scope, receive, answer.send)
         except ClientGone:
             record.code, record.is_cancelled = record.code or CLIENT_GONE, True
+        except asyncio.CancelledError:  # the server ends: whoever waits is told
+            await answer.refuse(draining(self._state.settings.drain_timeout_s))
         except (LocalLLMError, HTTPException) as error:
             await answer.refuse(from_http_exception(error) if isinstance(error, HTTPException) else error)
         except Exception as error:

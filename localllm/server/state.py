@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from starlette.types import Scope
 
@@ -77,12 +76,12 @@ class ServerState:
     with the error it is given; a stream puts its own in and takes it out.
     """
 
-    def __init__(self, settings: ServerSettings, supervisor: Supervisor, out: TextIO | None = None) -> None:
+    def __init__(self, settings: ServerSettings, supervisor: Supervisor, log: RequestLog) -> None:
         self.settings = settings
         self.supervisor = supervisor
         self.port = settings.port
         self.metrics = Metrics()
-        self.log = RequestLog(settings.log_format, sys.stderr if out is None else out)
+        self.log = log
         self.started_s = time.monotonic()
         self.is_draining = False
         self.cuts: set[Callable[[LocalLLMError], None]] = set()

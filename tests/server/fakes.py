@@ -25,6 +25,7 @@ from localllm.runtime import events
 from localllm.runtime.events import Event
 from localllm.runtime.service import Service
 from localllm.runtime.types import ChatRequest, CompletionRequest, EmbeddingRequest, Request
+from localllm.server.request_log import RequestLog
 from localllm.server.state import ServerSettings, ServerState
 from localllm.worker.lifecycle import ModelEntry, ModelState
 from localllm.worker.protocol import error_event
@@ -426,7 +427,8 @@ def serving(
     sock = socket.create_server((settings.host, 0))
     port = sock.getsockname()[1]
     log = io.StringIO()
-    state = ServerState(replace(settings, port=port), supervisor, log)  # type: ignore[arg-type]
+    requests = RequestLog(settings.log_format, log)
+    state = ServerState(replace(settings, port=port), supervisor, requests)  # type: ignore[arg-type]
     started, loop = threading.Event(), asyncio.new_event_loop()
     stop = asyncio.Event()
 
@@ -456,6 +458,6 @@ def serving(
         thread.join(20)
         for worker in supervisor.fakes.values():
             worker.service.close()
-        state.log.close()
+        requests.close()
         sock.close()
         assert not thread.is_alive(), "the server did not end"
