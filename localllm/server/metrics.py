@@ -5,14 +5,28 @@ Labels hold routes as registered, registered model names, codes and reasons: not
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from localllm.errors import LocalLLMError
 from localllm.server import histograms
 from localllm.server.histograms import PART_BOUNDS_S, REQUEST_BOUNDS_S, TOKEN_BOUNDS_S, Histogram
 from localllm.server.record import RequestRecord
+
+if TYPE_CHECKING:
+    from localllm.server.state import ServerState
+    from localllm.worker.supervisor import Worker
+
+PATH: Final = "/metrics"
+ANSWER_S: Final = 1.0
+"""How long a worker may take to tell its counters; then the page goes out without them."""
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -51,6 +65,18 @@ _WORKER: Final[tuple[tuple[str, histograms.Kind, str, _Samples], ...]] = (
         "counter",
         "Tokens generated since the worker started, those of cancelled requests too.",
         (({}, ("n_generated_tokens",)),),
+    ),
+    (
+        "localllm_embedded_texts_total",
+        "counter",
+        "Texts embedded since the worker started.",
+        (({}, ("n_embedded_texts",)),),
+    ),
+    (
+        "localllm_embedded_tokens_total",
+        "counter",
+        "Tokens of texts embedded since the worker started.",
+        (({}, ("n_embedded_tokens",)),),
     ),
     (
         "localllm_prefix_cache_queries_tokens_total",
@@ -115,6 +141,39 @@ class _Seen:
     itl: Histogram = field(default_factory=lambda: Histogram(TOKEN_BOUNDS_S))
     phases: dict[str, Histogram] = field(default_factory=lambda: {p: Histogram(b) for p, (_, b, _) in _PHASES.items()})
     by_route: dict[str, Histogram] = field(default_factory=dict)
+
+
+def routes(state: ServerState) -> list[BaseRoute]:
+    """Return the route."""
+
+    async def scrape(request: Request) -> Response:
+        workers = state.supervisor.workers()
+        told = await asyncio.gather(*map(_stats, workers))
+        by_name = {worker.name: (worker, stats) for worker, stats in zip(workers, told, strict=True)}
+        readings = []
+        for entry in state.supervisor.entries():
+            worker, stats = by_name.get(entry.name, (None, None))
+            n_pool = int(worker.model.get("n_ctx", 0)) if worker is not None else 0
+            readings.append(Reading(entry.name, worker is not None, n_pool, stats))
+        return Response(state.metrics.render(readings, resident_bytes()), media_type=CONTENT_TYPE)
+
+    return [Route(PATH, scrape, methods=["GET"])]
+
+
+async def _stats(worker: Worker) -> Mapping[str, Any] | None:
+    """Return a worker's counters; None where it does not tell them in time."""
+    try:
+        stats: Mapping[str, Any] = await worker.call("stats", timeout_s=ANSWER_S)
+    except LocalLLMError:
+        return None
+    return stats
+
+
+def resident_bytes() -> int:
+    """Return the memory of this process that is in RAM."""
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
 
 
 class Metrics:
