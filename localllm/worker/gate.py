@@ -54,7 +54,8 @@ class Gate:
 
 def fingerprint(run: RequestRun, options: GenerationOptions, key: bytes) -> bytes:
     """Return the keyed hash of what `prepare` made of a request: its ids and how to answer, not who asked."""
-    hasher = hashlib.blake2b(key=key, digest_size=FINGERPRINT_BYTES)
+    person = b"answer" if run.embedding is None else b"embed"
+    hasher = hashlib.blake2b(key=key, digest_size=FINGERPRINT_BYTES, person=person)
     for ids in run.inputs:
         hasher.update(_COUNT.pack(len(ids)))
         hasher.update(array("i", ids).tobytes())

@@ -17,6 +17,7 @@ import msgspec
 from localllm.errors import LocalLLMError
 from localllm.runtime import events
 from localllm.runtime.events import Event
+from localllm.runtime.stream import told
 from localllm.runtime.types import ChatRequest, CompletionRequest, EmbeddingRequest, Request
 
 VERSION = 1
@@ -243,14 +244,13 @@ def request_of(frame: Submit) -> Request:
 
 def failure(number: int, error: LocalLLMError) -> Failed:
     """Return the frame that tells of an error. Details that are no plain numbers or texts stay here."""
-    details = {name: value for name, value in error.details.items() if isinstance(value, (str, int, float, bool))}
-    return Failed(number, error.code, error.message, error.hint, details)
+    event = told(error)
+    return Failed(number, event.code, event.message, event.hint, dict(event.details))
 
 
 def error_event(error: LocalLLMError) -> events.Error:
     """Return the error as the event that ends a request."""
-    told = failure(0, error)
-    return events.Error(told.code, told.message, told.hint, details=told.details)
+    return told(error)
 
 
 def _logprob_to_wire(logprob: events.TokenLogprob) -> list[Any]:

@@ -16,7 +16,7 @@ from localllm.runtime import events
 from localllm.runtime.config import RuntimeConfig
 from localllm.runtime.events import Event
 from localllm.runtime.hooks import Hooks
-from localllm.runtime.types import ChatRequest, CompletionRequest, GenerationOptions, Request
+from localllm.runtime.types import ChatRequest, CompletionRequest, EmbeddingRequest, GenerationOptions, Request
 from localllm.worker.desk import Desk
 from localllm.worker.gate import Gate
 from localllm.worker.main import judge
@@ -309,3 +309,20 @@ def test_a_ping_is_answered_between_two_steps_and_not_by_a_model_that_was_closed
     failed = linked.call(3, "ping")
     assert isinstance(failed, Failed)
     assert failed.code == "unavailable"
+
+
+def test_texts_are_embedded_and_can_be_cancelled(link: Callable[..., Linked]) -> None:
+    linked = link()
+    linked.submit(1, EmbeddingRequest(("a", "bc", (100, 101, 102))))
+    answer = linked.answer(1)
+    assert [event.index for event in answer if isinstance(event, events.Embedded)] == [0, 1, 2]
+    assert isinstance(answer[-1], events.Done)
+    linked.submit(2, EmbeddingRequest(tuple("text" for _ in range(2000))))
+    linked.desk.take(Cancel(2))
+    cancelled = linked.answer(2)
+    assert isinstance(cancelled[-1], events.Done)
+    assert not any(isinstance(event, events.Finished) for event in cancelled)
+    linked.submit(3, EmbeddingRequest(("a", "")))
+    (error,) = linked.answer(3)
+    assert isinstance(error, events.Error)
+    assert (error.code, error.index) == ("invalid_request", 1)

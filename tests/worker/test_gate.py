@@ -10,7 +10,7 @@ from localllm.errors import Poisoned
 from localllm.runtime.prepare import prepare
 from localllm.runtime.sequence import RequestRun
 from localllm.runtime.stream import TokenStream
-from localllm.runtime.types import ChatRequest, CompletionRequest, GenerationOptions, Request
+from localllm.runtime.types import ChatRequest, CompletionRequest, EmbeddingRequest, GenerationOptions, Request
 from localllm.worker.gate import FINGERPRINT_BYTES, Gate, fingerprint
 from tests.fake_engine import SPEC, FakeEngine, fake_parts
 
@@ -43,6 +43,13 @@ def test_ids_and_the_text_they_come_from_are_one_request() -> None:
     ids = tuple(FACTS.tokenizer.encode("a prompt", parse_special=True, add_bos=True))
     assert print_of(replace(BASE, prompt=ids)) == print_of(BASE)
     assert print_of(ChatRequest(({"role": "user", "content": "a prompt"},), OPTIONS)) != print_of(BASE)
+
+
+def test_texts_to_embed_are_told_apart_from_a_prompt_and_from_each_other() -> None:
+    ids = (256, 97, 98)
+    as_prompt = print_of(CompletionRequest(ids))
+    whole, cut = print_of(EmbeddingRequest((ids,))), print_of(EmbeddingRequest((ids[:1], ids[1:])))
+    assert len({as_prompt, whole, cut}) == 3
 
 
 @pytest.mark.parametrize(
