@@ -4,11 +4,11 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/installed
 
-.PHONY: help run test lint fix bench bench-docs docs model venv clean
+.PHONY: help run test lint fix bench bench-docs bench-serve faults load canary reliability-docs docs model venv clean
 .DEFAULT_GOAL := help
 
 help:           ## list the targets
-	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*## /\t/' | expand -t 18
 
 venv: $(STAMP)  ## virtual environment with everything installed
 
@@ -40,6 +40,23 @@ bench: model    ## measure this machine: the rows of docs/benchmarks.md
 
 bench-docs: model ## write docs/benchmarks.md (MODELS=folders with more GGUF files): some minutes on a quiet machine
 	@$(BIN)/python -m docs.benchmarks $(MODELS)
+
+bench-serve: model ## measure the server (SERVE_MODELS=files PEERS=folder that peers.sh made): an hour on a quiet machine
+	@for model in $(or $(SERVE_MODELS),smollm2:135m); do \
+	  $(BIN)/python -m proof.serve_figures $$model $(if $(PEERS),--peers $(PEERS)) $(SERVE_FLAGS) >/dev/null || missed=1; done; \
+	  $(BIN)/python -m docs.benchmarks --server; exit $${missed:-0}
+
+faults: model   ## end the worker 200 times under 8 clients: some 15 minutes
+	@$(BIN)/python -m proof.faults $(FAULTS_FLAGS)
+
+load: model     ## 16 clients for 10 minutes
+	@$(BIN)/python -m proof.load_run $(LOAD_FLAGS)
+
+canary: model   ## look for text of requests where none may be: some minutes
+	@$(BIN)/python -m proof.canary $(CANARY_FLAGS)
+
+reliability-docs: venv ## write docs/reliability.md from the last runs of faults, load and canary
+	@$(BIN)/python -m docs.reliability
 
 docs: model     ## regenerate docs/cli.md and docs/config.md
 	@$(BIN)/python -m docs.generate

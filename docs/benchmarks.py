@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from docs.served import results, with_server
 from localllm.bench.fingerprint import machine_line
 from localllm.bench.markdown import markdown
 from localllm.bench.opener import Opener
@@ -91,11 +92,14 @@ def measured(model: str) -> Report:
 
 
 def main(folders: list[str]) -> None:
-    """Measure the default model and those in `folders`, then write the page."""
+    """Measure the default model and those in `folders`, then write the page; `--server` writes that part alone."""
+    if folders == ["--server"]:
+        PAGE.write_text(with_server(PAGE.read_text(encoding="utf-8"), results()), encoding="utf-8")
+        return
     paths = [path for folder in folders for path in sorted(Path(folder).glob("*.gguf"))]
     reports = {DEFAULT_ALIAS: measured(DEFAULT_ALIAS)}
     reports |= {path.stem: measured(str(path)) for path in paths if "smollm2-135m" not in path.stem.lower()}
-    PAGE.write_text(page(reports), encoding="utf-8")
+    PAGE.write_text(with_server(page(reports), results()), encoding="utf-8")
     print(PAGE, file=sys.stderr)
 
 

@@ -1,0 +1,132 @@
+"""The generated pages hold what the result files hold, and nothing where there is none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import docs.reliability
+from docs.reliability import page
+from docs.served import MARK, with_server
+from proof.figures import Figure
+from proof.load_run import growth_mb
+
+HEAD: dict[str, Any] = {
+    "date": "2026-01-02T03:04:05Z",
+    "machine_line": "Some CPU, 2 of 4 cores",
+    "git": {"commit": "abc", "dirty": True},
+    "model": {"file": "small.gguf"},
+    "settings": {"watchdog_s": 2, "clients": 8},
+}
+KIND = {
+    "injected": 3,
+    "survived": 2,
+    "told_median_ms": 12.0,
+    "told_max_ms": 2345.6,
+    "good_answer_median_ms": 900.0,
+    "good_answer_max_ms": None,
+}
+PART = {
+    "engine": "fake",
+    "kinds": {"SEGV": KIND},
+    "requests": 77,
+    "ends": {"answer": 70, "error_event": 7},
+    "lost": 1,
+    "fds": [20, 21],
+    "threads": [4, 4],
+    "left_processes": 0,
+}
+
+
+@pytest.fixture
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(docs.reliability, "MEASURED", tmp_path)
+    return tmp_path
+
+
+def test_nothing_measured_is_no_section(measured: Path) -> None:
+    assert "##" not in page().replace("# Reliability", "")
+
+
+def test_faults(measured: Path) -> None:
+    lines = [HEAD, {"fault": 1}, {"summary": [PART]}]
+    (measured / "faults.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = page()
+    assert "| fake | SEGV | 2 of 3 | 0.01 s | 2.35 s | 0.90 s |  |" in text
+    assert "| fake | 77 | 70 answer, 7 error event | 1 | 20 -> 21 | 4 -> 4 | 0 |" in text
+    assert "2026-01-02T03:04:05Z, commit abc with changes. Some CPU, 2 of 4 cores. Model: small.gguf." in text
+
+
+def test_load(measured: Path) -> None:
+    latency = dict.fromkeys(("min", "p50", "p90", "p95", "p99", "max"), 1.25)
+    parts = [{"rss_mb": 100.0 + i, "anonymous_mb": 50.0} for i in range(10)]
+    found = HEAD | {
+        "duration_s": 600.0,
+        "requests": 5,
+        "ends": {"answer": 4, "cancelled": 1},
+        "bad": {"lost 200 cut": 1},
+        "n_history": 0,
+        "ttft_ms": latency,
+        "itl_ms": None,
+        "memory_by_part": {"server": parts},
+        "growth_mb": {"server": growth_mb(parts)},
+        "fds": {"server": [9, 9]},
+        "threads": {"server": [3, 4]},
+    }
+    (measured / "load.json").write_text(json.dumps(found))
+    text = page()
+    assert "600 s, 5 requests: 4 answer, 1 cancelled." in text
+    assert "Errors other than 429, 503 and 499: 1 x lost 200 cut." in text
+    assert "| server | 100.0 | 101.0 | 102.0 |" in text
+    assert "| 109.0 | 7.0 |" in text
+    assert "| server | 9 -> 9 | 3 -> 4 |" in text
+
+
+def test_canary(measured: Path) -> None:
+    found = HEAD | {
+        "sent": 4,
+        "kinds": 70,
+        "found": 1,
+        "where": [{"where": "log", "place": "serve.log", "canary": "00001", "request": "stop"}],
+        "places": {"log": 2},
+        "servers": [{"statuses": {"200": 1, "400": 1}}, {"statuses": {"400": 2}}],
+    }
+    (measured / "canary.json").write_text(json.dumps(found))
+    text = page()
+    assert "4 canaries sent, answered 1 with 200, 3 with 400; **found: 1**." in text
+    assert "| log | serve.log | stop |" in text
+
+
+def served() -> dict[str, Any]:
+    line = {
+        "side": "other",
+        "tokens_per_s": 50.0,
+        "decode_tokens_per_s_each": 20.0,
+        "ttft_ms": 300.0,
+        "speed_ratio": [1.5, 1.4, 1.6],
+        "decode_ratio": [1.0, 0.9, 1.1],
+    }
+    return HEAD | {
+        "settings": {"prompt_tokens": 100, "gen_tokens": 128, "pairs": 16, "rounds": 8},
+        "figures": [
+            Figure("a figure", 0.97, True, 0.981, "", 0.97, 0.99, 16).line(),
+            Figure("b", 5, False, 7.5, "ms").line(),
+        ],
+        "bursts": {"4": {"table": [line]}},
+        "left_out": {"llama-server": "not given"},
+        "stop": {"ends": ["answer", "error_event draining"], "new_work": "refused 503", "exit_code": 143},
+    }
+
+
+def test_the_servers_sections_replace_those_before() -> None:
+    once = with_server("# Benchmarks\n\nengine\n", [served()])
+    assert with_server(once, [served()]) == once
+    assert once.startswith(f"# Benchmarks\n\nengine\n\n{MARK}\n\n## Served: small.gguf")
+    assert "| a figure | >= 0.97 | 0.981 | 0.97 to 0.99 | 16 | reached |" in once
+    assert "| b | <= 5 ms | 7.5 |  | 1 | missed |" in once
+    assert "| other | 50.0 | 20.0 | 300.0 | 1.500 (1.400 to 1.600) | 1.000 (0.900 to 1.100) |" in once
+    assert "Left out: llama-server: not given." in once
+    assert with_server(once, []) == "# Benchmarks\n\nengine\n"
