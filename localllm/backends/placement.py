@@ -27,6 +27,9 @@ MAX_SLOTS = 256  # LLAMA_MAX_SEQ
 AUTO_CTX_TOKENS = 8192
 """The context of each parallel sequence where nobody says how long: more costs start time and memory."""
 
+AUTO_POOL_SEQUENCES = 2
+"""Sequences of that length that an automatic pool holds, however many run: they share it, and few are long."""
+
 _MIN_CTX_TOKENS = 512
 _CPU_BATCH, _GPU_BATCH, _MICRO_BATCH = 512, 2048, 512
 
@@ -169,7 +172,7 @@ def _context(
         each = min(each, trained)
     wanted = -(-each // CELL_PAD) * CELL_PAD if each < (trained or each + CELL_PAD) else each
     if need_tokens is None:
-        wanted *= wishes.parallel
+        wanted *= min(wishes.parallel, AUTO_POOL_SEQUENCES)
     if room.fits(wanted, shape):
         return wanted, ()
     n_ctx = min(wanted, room.largest(shape))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 from localllm.runtime.config import RuntimeConfig
@@ -40,17 +39,19 @@ class Admission:
 
     def admit(self, running: list[Sequence]) -> list[Sequence]:
         """Move whoever may begin now from the queue to `running`, and return them; texts go to their own seat."""
-        if self._is_shut and running:
+        n_most = self._n_seats + self._n_kept
+        is_full = len(running) >= n_most and (self._embeds.sitter is not None or not self.waiting.n_texts)
+        if is_full or (self._is_shut and running):
             return []
         self._is_shut, is_short, admitted = False, False, list[Sequence]()
         for waiter in self.waiting:
-            if not may_join(waiter.run, self._at_work(running)):
+            if not self._may_join(waiter.run, running):
                 break  # who runs alone is not overtaken
             if isinstance(waiter, Embedding):
                 is_short |= not self._seat_text(waiter)
                 continue
             is_newcomer = all(s.run.client != waiter.run.client for s in running)
-            if (is_short and not is_newcomer) or len(running) >= self._n_seats + self._n_kept * is_newcomer:
+            if len(running) >= (n_most if is_newcomer else self._n_seats) or (is_short and not is_newcomer):
                 continue
             leader = self._room.leader_of(waiter, self._min_wait_tokens)
             if leader is not None:
@@ -90,9 +91,12 @@ class Admission:
         self.waiting.push_back(embedding)
         return True
 
-    def _at_work(self, running: Seq[Sequence]) -> list[RequestRun]:
+    def _may_join(self, run: RequestRun, running: Seq[Sequence]) -> bool:
+        """Say whether a request may run beside those at work: not if it, or one of them, is to run alone."""
         sitter = self._embeds.sitter
-        return [*(s.run for s in running), *([sitter.run] if sitter else [])]
+        at_work = [running[0].run] if running else []  # if one of them runs alone, they all are of its request
+        at_work += [sitter.run] if sitter is not None else []
+        return all(other is run or not (other.is_lone or run.is_lone) for other in at_work)
 
     def _seat_text(self, embedding: Embedding) -> bool:
         """Begin a request's next text; False = there are no cells for it."""
@@ -122,23 +126,23 @@ class Admission:
         """Preempt just as many as the newcomer needs, none that is its client's only one; False = none would do."""
         leaving = list[Sequence]()
         while True:
-            left = [s for s in running if s not in leaving]
-            others = [s for s in several(left) if s.run.priority <= newcomer.run.priority]
-            if not others:
+            spared = may_be_spared([s for s in running if s not in leaving], newcomer.run.priority)
+            if not spared:
                 return False
-            leaving.append(others[-1])
+            leaving.append(first_to_yield(spared))
             if self._room.fits(newcomer, without=leaving):
                 for sequence in leaving:
                     self.preempt(sequence, running)
                 return True
 
 
-def may_join(run: RequestRun, at_work: Iterable[RequestRun]) -> bool:
-    """Say whether a request may run beside those at work: not if it, or one of them, is to run alone."""
-    return all(other is run or not (other.is_lone or run.is_lone) for other in at_work)
-
-
-def several(running: Seq[Sequence]) -> list[Sequence]:
-    """Return the sequences whose client has others: those of whoever has most come last, the youngest at the end."""
+def first_to_yield(running: Seq[Sequence]) -> Sequence:
+    """Return whom to preempt: the youngest of the client that runs most, else the youngest of all."""
     n_of = Counter(s.run.client for s in running)
-    return sorted((s for s in running if n_of[s.run.client] > 1), key=lambda s: (n_of[s.run.client], s.order))
+    return max(running, key=lambda s: (n_of[s.run.client], s.order))
+
+
+def may_be_spared(running: Seq[Sequence], priority: int) -> list[Sequence]:
+    """Return the sequences whose client runs others as well, and that matter no more than `priority`."""
+    n_of = Counter(s.run.client for s in running)
+    return [s for s in running if n_of[s.run.client] > 1 and s.run.priority <= priority]

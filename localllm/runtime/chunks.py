@@ -46,11 +46,17 @@ class ChunkPolicy:
         cap = max(0, self._cap_rows - n_decode_rows)
         if n_decode_rows == 0:
             return self._cost.rows_within(self._config.prefill_target_s, used_cells, cap, _FIRST_CHUNK_TOKENS)
-        floor = self._config.min_chunk_tokens
+        floor = min(self._config.min_chunk_tokens, cap)
         rows = self._cost.rows_within(self._config.itl_target_s, used_cells, cap, floor) - n_decode_rows
-        if rows < min(floor, cap):
-            self._stats.n_floor_chunks += 1
-        return max(min(floor, cap), rows)
+        if rows >= floor:
+            return rows
+        self._stats.n_floor_chunks += 1
+        return max(floor, self._quarter_rows(n_decode_rows, used_cells, cap))
+
+    def _quarter_rows(self, n_decode_rows: int, used_cells: int, cap: int) -> int:
+        """Return the rows that a quarter of the step's time buys."""
+        decode_s = self._cost.estimate_s(n_decode_rows, used_cells) or 0.0
+        return self._cost.rows_within(decode_s * 4 / 3, used_cells, cap, 0) - n_decode_rows
 
     def cut(self, sequence: Sequence, start: int, end: int, used_cells: int) -> int:
         """Return where a chunk [start, end) should end: at a checkpoint, or before a prompt's last token.

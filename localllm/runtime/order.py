@@ -37,6 +37,7 @@ class WaitingQueue:
         self._serving = 0
         self._count = 0
         self._n_of_run: dict[int, int] = {}
+        self.n_texts = 0  # of those waiting: requests with texts to embed
 
     def __len__(self) -> int:
         return len(self._tickets)
@@ -64,6 +65,7 @@ class WaitingQueue:
         ticket = self._tickets.pop(waiter, None)
         if ticket is not None:
             self._serving = max(self._serving, ticket.round)
+            self.n_texts -= isinstance(waiter, Embedding)
             run = id(waiter.run)
             self._n_of_run[run] -= 1
             if not self._n_of_run[run]:
@@ -84,6 +86,7 @@ class WaitingQueue:
 
     def _add(self, waiter: Waiter, turn: int) -> None:
         self._count += 1
+        self.n_texts += isinstance(waiter, Embedding)
         run = id(waiter.run)
         self._n_of_run[run] = self._n_of_run.get(run, 0) + 1
         self._tickets[waiter] = _Ticket(waiter, turn, self._clock(), self._count)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from localllm.errors import ContextOverflow, LocalLLMError
 from localllm.runtime import events
-from localllm.runtime.admission import Admission, several
+from localllm.runtime.admission import Admission, first_to_yield
 from localllm.runtime.chunks import ChunkPolicy
 from localllm.runtime.config import RuntimeConfig
 from localllm.runtime.cost import StepCost
@@ -295,8 +295,7 @@ class Scheduler:
         elif len(self._running) == 1:
             self._end(self._running[0], "length")
         else:
-            candidates = several(self._running) or self._running
-            self._admission.preempt(max(candidates, key=lambda s: s.order), self._running)
+            self._admission.preempt(first_to_yield(self._running), self._running)
 
     def _end(self, sequence: Sequence, reason: events.FinishReason) -> None:
         if sequence.phase is not Phase.FINISHED:

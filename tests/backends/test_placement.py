@@ -14,6 +14,7 @@ from localllm.errors import NotEnoughMemory, UsageError
 from localllm.models.info import ModelInfo, read_info
 from localllm.models.kv_types import KvTypes
 from localllm.runtime.config import LoadConfig
+from localllm.runtime.modes import served
 
 GB = 10**9
 CPU = CpuFacts("x", "x86_64", frozenset(), 8, 8, 4)
@@ -47,11 +48,33 @@ def test_a_short_trained_context_is_never_exceeded(dense: ModelInfo) -> None:
     short = replace(dense, n_ctx_train=200)
     assert place(short, LAPTOP, LoadConfig(), 150).n_ctx == 200
     plan = place(short, LAPTOP, LoadConfig(parallel=4))
-    assert (plan.n_ctx, plan.max_sequence_tokens, plan.n_slots) == (800, 200, 6)
+    assert (plan.n_ctx, plan.max_sequence_tokens, plan.n_slots) == (400, 200, 6)
     with pytest.raises(UsageError, match="trained for") as refused:
         place(short, LAPTOP, LoadConfig(ctx=201))
     assert refused.value.hint == "--ctx 200"
     assert place(dense, LAPTOP, LoadConfig(ctx=1000)).n_ctx == 1000
+
+
+@pytest.mark.parametrize(
+    ("parallel", "trained", "pool", "longest"),
+    [
+        (None, 32768, 2 * AUTO_CTX_TOKENS, 2 * AUTO_CTX_TOKENS),
+        (None, 2048, 4096, 2048),
+        (2, 32768, 2 * AUTO_CTX_TOKENS, 2 * AUTO_CTX_TOKENS),
+        (1, 32768, AUTO_CTX_TOKENS, AUTO_CTX_TOKENS),
+        (32, 2048, 4096, 2048),
+    ],
+)
+def test_a_servers_automatic_pool_holds_two_long_sequences_however_many_share_it(
+    dense: ModelInfo, parallel: int | None, trained: int, pool: int, longest: int
+) -> None:
+    plan = place(replace(dense, n_ctx_train=trained), LAPTOP, served(LoadConfig(), parallel))
+    assert (plan.n_ctx, plan.max_sequence_tokens) == (pool, longest)
+    assert plan.n_slots == (8 if parallel is None else parallel) + 4 + 1
+
+
+def test_a_servers_context_that_was_asked_for_is_kept(dense: ModelInfo) -> None:
+    assert place(dense, LAPTOP, served(LoadConfig(ctx=3000))).n_ctx == 3000
 
 
 def test_wishes_win_over_what_would_be_chosen(dense: ModelInfo) -> None:
