@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
+import localllm
 from localllm.runtime import events
 from localllm.runtime.config import LoadConfig, RuntimeConfig
 from localllm.runtime.stream import collect
 from localllm.runtime.types import ChatRequest, CompletionRequest, GenerationOptions
 from localllm.worker.main import EXIT_BAD_FRAME, EXIT_ENDED, EXIT_ENGINE_DIED, EXIT_FAILED
-from localllm.worker.protocol import Accepted, Call, Cancel, Failed, Happened, Loaded, Log, Result
+from localllm.worker.protocol import Accepted, Call, Cancel, Failed, Happened, Loaded, Log, Result, submit_frame
 from tests.fake_engine import fake_service
 from tests.worker.lone_worker import FAKE, LoneWorker, is_over, load_frame, text_of, wait_until
 
@@ -299,3 +300,37 @@ def switches(pid: int) -> int:
     for status in Path(f"/proc/{pid}/task").glob("*/status"):
         total += sum(int(line.split()[1]) for line in status.read_text().splitlines() if "ctxt_switches" in line)
     return total
+
+
+@pytest.mark.real
+def test_a_real_model_answers_as_in_process_and_dies_within_a_forward(smollm2: Path) -> None:
+    config = LoadConfig(ctx=1024, threads=1, parallel=2)
+    options = GenerationOptions(max_tokens=12, sampling={"temperature": 0.0}, ignore_eos=True)
+    chat = ChatRequest(({"role": "user", "content": "Name three colours."},), options)
+    with localllm.open(smollm2, ctx=1024, threads=1, parallel=2) as alone:
+        wanted = collect(alone.submit(chat))
+    with LoneWorker({}) as worker:
+        model = worker.load(load_frame(smollm2, config=config))
+        assert (model["architecture"], model["n_ctx"], model["config"]["threads"]) == ("llama", 1024, 1)
+        worker.submit(1, chat)
+        assert collect(worker.answer(1)).choices == wanted.choices
+        assert worker.call(2, "template", {"kind": "chat", "request": submit_frame(0, chat).request})["n_tokens"] > 10
+        worker.submit(3, CompletionRequest(tuple(range(1000, 1900)), options))  # a long forward
+        wait_until(lambda: worker.board.read().is_running and worker.board.read().numbers == (3,))
+        worker.socket.close()
+        assert worker.returncode(1.0) == EXIT_ENDED
+        assert worker.process.communicate() == (b"", b"")
+
+
+@pytest.mark.real
+def test_a_real_abort_prints_no_prompt_and_is_told_by_its_signal(smollm2: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    plan.write_text('{"faults": [{"id": "x", "do": "signal", "signal": "SIGABRT", "step": 4}]}')
+    with LoneWorker({"LOCALLLM_FAULTS": "1", "LOCALLLM_FAULT_PLAN": str(plan)}) as worker:
+        worker.load(load_frame(smollm2, config=LoadConfig(ctx=512, threads=1, parallel=2)))
+        worker.submit(1, CompletionRequest("CANARY7f3a CANARY7f3a", GenerationOptions(max_tokens=20, ignore_eos=True)))
+        while worker.next_frame() is not None:
+            pass
+        assert worker.returncode() == -signal.SIGABRT
+        assert worker.board.read().numbers == (1,)
+        assert b"CANARY" not in b"".join(worker.process.communicate())
