@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from localllm.cli.options import Json, TalkFlags
+from localllm.cli.options import ApiKeyFile, Json, TalkFlags, option
 
 if TYPE_CHECKING:
     from localllm.cli.checks import Finding
@@ -14,16 +14,30 @@ if TYPE_CHECKING:
 _MARKS = {"ok": "", "note": "  (!)", "wrong": "  <- WRONG"}
 
 
-def doctor(talk: TalkFlags, json: Json = False) -> None:
+ServerUrl: TypeAlias = Annotated[
+    str | None,
+    option("--server", metavar="URL", help="Examine a running server from outside instead: what is exposed."),
+]
+
+
+def doctor(talk: TalkFlags, server: ServerUrl = None, api_key_file: ApiKeyFile = None, json: Json = False) -> None:
     """Examine this installation and machine.
 
     Versions and build flags, CPU, memory, devices, caches, what would be used and why, known-bad versions.
     Exit code 1 where something is wrong.
     """
     from localllm.cli.checks import examine
-    from localllm.cli.output import Answer
+    from localllm.cli.output import Answer, Notes
 
-    findings = examine()
+    if server is None:
+        findings = examine()
+    else:
+        from localllm.cli.api_key import read_api_key
+        from localllm.cli.http_client import Address
+        from localllm.cli.server_checks import examine_server
+
+        notes = Notes(quiet=talk.quiet, verbose=talk.verbose)
+        findings = examine_server(Address.parse(server), read_api_key(api_key_file, notes))
     wrong = [finding for finding in findings if finding.state == "wrong"]
     if json:
         from dataclasses import asdict

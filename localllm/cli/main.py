@@ -22,6 +22,7 @@ VERBS: tuple[str, ...] = (  # in the order of --help: module `localllm.cli.<verb
     "serve",
     "ps",
     "stop",
+    "selfcheck",
 )
 GROUPS: tuple[str, ...] = (  # module `localllm.cli.<group>` with the function `build() -> typer.Typer`
     "bench",

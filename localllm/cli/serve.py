@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
@@ -55,6 +54,7 @@ def serve(
 def server_settings(listen: ListenFlags, access: AccessFlags) -> ServerSettings:
     """Return how to listen and whom to let in. Raises UsageError for what would be open or cannot be."""
     from localllm.cli.api_key import read_api_key
+    from localllm.cli.http_client import is_loopback
     from localllm.cli.output import Notes
     from localllm.server.state import ServerSettings
 
@@ -88,13 +88,14 @@ def supervisor_settings(
     models: tuple[str, ...], aliases: tuple[str, ...], work: WorkFlags, load: LoadFlags, template: Path | None
 ) -> SupervisorSettings:
     """Return what to load, and how it shares the machine. Raises UsageError naming the flag at fault."""
+    from localllm.backends.cpu.probe import probe
     from localllm.cli.units import parse_duration, parse_size
     from localllm.cli.wishes import serving_config
     from localllm.worker.supervisor import SupervisorSettings
 
     if aliases and not models:
         raise UsageError("--alias names a model that is given on the command line.", "localllm serve MODEL --alias x")
-    config, runtime, nice = serving_config(load, work, template)
+    config, runtime, nice = serving_config(load, work, template, default_threads=probe().default_threads)
     return SupervisorSettings(
         models=models,
         aliases=aliases,
@@ -105,13 +106,3 @@ def supervisor_settings(
         keep_alive_s=parse_duration("--keep-alive", work.keep_alive),
         watchdog_s=work.watchdog,
     )
-
-
-def is_loopback(host: str) -> bool:
-    """Say whether only this machine can reach an address; a name other than localhost may be anything."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

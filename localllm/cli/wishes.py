@@ -37,17 +37,21 @@ def load_config(flags: LoadFlags, template: Path | None = None) -> LoadConfig:
     )
 
 
-def serving_config(load: LoadFlags, work: WorkFlags, template: Path | None) -> tuple[LoadConfig, RuntimeConfig, int]:
+def serving_config(
+    load: LoadFlags, work: WorkFlags, template: Path | None, *, default_threads: int
+) -> tuple[LoadConfig, RuntimeConfig, int]:
     """Return how a server loads a model, how its loop spends time, and the niceness of its workers.
 
-    Raises: UsageError naming the flag whose value makes no sense.
+    `default_threads`: what a model gets where nobody says. Raises: UsageError naming the flag at fault.
     """
-    from localllm.runtime.config import RuntimeConfig
+    from localllm.runtime.modes import mode_of, served
 
+    mode = mode_of(work.mode)
     config = load_config(load, None if template is None else template.absolute())
-    parallel = number_or_auto("--parallel", work.parallel)
-    config = replace(config, parallel=8 if parallel is None else parallel, retained=4)
-    return config, RuntimeConfig(max_waiting=work.queue), 0
+    config = served(config, number_or_auto("--parallel", work.parallel))
+    if config.threads is None:
+        config = replace(config, threads=mode.threads(default_threads))
+    return config, replace(mode.runtime, max_waiting=work.queue), mode.nice
 
 
 def generation_options(flags: SamplingFlags, *, max_tokens: int | None = ANSWER_TOKENS) -> GenerationOptions:
