@@ -22,11 +22,16 @@ from localllm.runtime.sampling_params import Sampling, resolve
 from localllm.runtime.sequence import Embedding, RequestRun, Sequence, Timeline
 from localllm.runtime.stop import StopMatcher, check_stops
 from localllm.runtime.stream import EventSink
-from localllm.runtime.types import MAX_SEED, EmbeddingRequest, GenerationOptions, Request
+from localllm.runtime.types import (
+    MAX_CHOICES,
+    MAX_PRIORITY,
+    MAX_SEED,
+    MAX_TOP_LOGPROBS,
+    EmbeddingRequest,
+    GenerationOptions,
+    Request,
+)
 
-MAX_CHOICES = 16
-MAX_TOP_LOGPROBS = 20
-_MAX_PRIORITY = 2**31
 _BOUNDARY_CUTS = 3  # of the newest messages; older ones are rarely where conversations part
 
 
@@ -153,7 +158,7 @@ def _checked_options(options: GenerationOptions, model: ModelFacts) -> Sampling:
 
 
 def _check_sender(options: GenerationOptions) -> None:
-    _check_range("priority", options.priority, -_MAX_PRIORITY, _MAX_PRIORITY)
+    _check_range("priority", options.priority, -MAX_PRIORITY, MAX_PRIORITY)
     if not isinstance(options.client, str):
         raise UsageError(f"client must be a text; got {options.client!r}.", "change client", field="client")
 

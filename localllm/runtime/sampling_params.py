@@ -56,10 +56,35 @@ class Sampling:
         return self.temperature < _GREEDY_BELOW
 
 
+RANGES: Mapping[str, tuple[float, float]] = {
+    "temperature": (0, 100),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    "typical_p": (0, 1),
+    "top_n_sigma": (0, 100),
+    "xtc_probability": (0, 1),
+    "xtc_threshold": (0, 1),
+    "repeat_penalty": (0.01, 100),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "dry_multiplier": (0, 100),
+    "dry_base": (1, 100),
+}
+"""The settings that are numbers, with the least and the greatest value."""
+
+LEAST: Mapping[str, tuple[int, str]] = {
+    "top_k": (0, "0 turns it off"),
+    "repeat_last_n": (-1, "0 turns it off, -1 looks at everything"),
+    "dry_allowed_length": (1, "tokens"),
+    "dry_penalty_last_n": (-1, "0 turns it off, -1 looks at everything"),
+}
+"""The settings that are whole numbers, with the least value (the greatest is `MAX_INT`) and what is special."""
+
+MAX_INT = 2**31 - 1
+MAX_BIAS = 100
+MAX_BREAKERS = 64
+MAX_BREAKER_CHARS = 128
 _GREEDY_BELOW = 1e-4
-_MAX_INT = 2**31 - 1
-_MAX_BREAKERS = 64
-_MAX_BREAKER_CHARS = 128
 
 
 def resolve(defaults: Sampling, wishes: Mapping[str, Any]) -> Sampling:
@@ -125,7 +150,7 @@ def _number(low: float, high: float) -> Callable[[str, Any], float]:
 
 def _integer(low: int, meaning: str) -> Callable[[str, Any], int]:
     def check(name: str, value: Any) -> int:
-        if type(value) is not int or not low <= value <= _MAX_INT:
+        if type(value) is not int or not low <= value <= MAX_INT:
             raise _refuse(name, f"a whole number from {low} ({meaning})", value)
         return value
 
@@ -133,16 +158,16 @@ def _integer(low: int, meaning: str) -> Callable[[str, Any], int]:
 
 
 def _breakers(name: str, value: Any) -> tuple[str, ...]:
-    wanted = f"a list of at most {_MAX_BREAKERS} texts of 1 to {_MAX_BREAKER_CHARS} characters"
-    if isinstance(value, str) or not isinstance(value, Sequence) or len(value) > _MAX_BREAKERS:
+    wanted = f"a list of at most {MAX_BREAKERS} texts of 1 to {MAX_BREAKER_CHARS} characters"
+    if isinstance(value, str) or not isinstance(value, Sequence) or len(value) > MAX_BREAKERS:
         raise _refuse(name, wanted, value)
-    if not all(isinstance(text, str) and 1 <= len(text) <= _MAX_BREAKER_CHARS for text in value):
+    if not all(isinstance(text, str) and 1 <= len(text) <= MAX_BREAKER_CHARS for text in value):
         raise _refuse(name, wanted, value)
     return tuple(value)
 
 
 def _bias(name: str, value: Any) -> tuple[tuple[int, float], ...]:
-    wanted = "a mapping from token id to a number from -100 to 100"
+    wanted = f"a mapping from token id to a number from -{MAX_BIAS} to {MAX_BIAS}"
     pairs = list(value.items()) if isinstance(value, Mapping) else value
     if isinstance(pairs, str) or not isinstance(pairs, Sequence):
         raise _refuse(name, wanted, value)
@@ -153,31 +178,17 @@ def _bias(name: str, value: Any) -> tuple[tuple[int, float], ...]:
         token, addend = pair
         if isinstance(token, str) and token.isascii() and token.isdigit() and len(token) <= 10:
             token = int(token)
-        if type(token) is not int or not 0 <= token <= _MAX_INT:
+        if type(token) is not int or not 0 <= token <= MAX_INT:
             raise _refuse(name, wanted, token)
-        if type(addend) not in (int, float) or not math.isfinite(addend) or not -100 <= addend <= 100:
+        if type(addend) not in (int, float) or not math.isfinite(addend) or abs(addend) > MAX_BIAS:
             raise _refuse(name, wanted, addend)
         bias[token] = float(addend)
     return tuple(sorted(bias.items()))
 
 
 _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
-    "temperature": _number(0, 100),
-    "top_k": _integer(0, "0 turns it off"),
-    "top_p": _number(0, 1),
-    "min_p": _number(0, 1),
-    "typical_p": _number(0, 1),
-    "top_n_sigma": _number(0, 100),
-    "xtc_probability": _number(0, 1),
-    "xtc_threshold": _number(0, 1),
-    "repeat_penalty": _number(0.01, 100),
-    "repeat_last_n": _integer(-1, "0 turns it off, -1 looks at everything"),
-    "presence_penalty": _number(-2, 2),
-    "frequency_penalty": _number(-2, 2),
-    "dry_multiplier": _number(0, 100),
-    "dry_base": _number(1, 100),
-    "dry_allowed_length": _integer(1, "tokens"),
-    "dry_penalty_last_n": _integer(-1, "0 turns it off, -1 looks at everything"),
+    **{name: _number(low, high) for name, (low, high) in RANGES.items()},
+    **{name: _integer(low, meaning) for name, (low, meaning) in LEAST.items()},
     "dry_sequence_breakers": _breakers,
     "logit_bias": _bias,
 }

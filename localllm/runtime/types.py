@@ -14,6 +14,9 @@ Message: TypeAlias = Mapping[str, Any]
 """One chat turn in OpenAI's shape: role, content (str, None or parts), tool_calls, tool_call_id, ..."""
 
 MAX_SEED = 2**64 - 1
+MAX_CHOICES = 16
+MAX_TOP_LOGPROBS = 20
+MAX_PRIORITY = 2**31
 
 
 @dataclass(frozen=True, slots=True)
