@@ -69,6 +69,7 @@ def prepare(request: Request, model: ModelFacts, spec: EngineSpec, stream: Event
         max_tokens=_answer_limit(n_prompt, options.max_tokens, model, spec),
         stream=stream,
         timeline=timeline,
+        reuse_prefix=options.reuse_prefix,
     )
     vocabulary = model.tokenizer.vocabulary
     run.sequences = [
@@ -150,10 +151,10 @@ def _checked_options(options: GenerationOptions, model: ModelFacts) -> Sampling:
     _check_sender(options)
     if options.max_tokens is not None and options.min_tokens > options.max_tokens:
         raise UsageError("min_tokens is above max_tokens.", "lower min_tokens", field="min_tokens")
-    if not isinstance(options.ignore_eos, bool):
-        raise UsageError(
-            f"ignore_eos must be true or false; got {options.ignore_eos!r}.", "change ignore_eos", field="ignore_eos"
-        )
+    for name in ("ignore_eos", "reuse_prefix"):
+        value = getattr(options, name)
+        if not isinstance(value, bool):
+            raise UsageError(f"{name} must be true or false; got {value!r}.", f"change {name}", field=name)
     return resolve(model.sampling, options.sampling)
 
 

@@ -69,7 +69,7 @@ class Room:
         Choices of one request always wait, others for `min_gain_tokens`. Where prefixes cannot be cut,
         the leader is told to stop and take a checkpoint at the fork.
         """
-        hits = self._cache.match(ROOT, sequence.tokens)
+        hits = self._hits(sequence)
         n_now = self._best_source(sequence, hits)[1].n_tokens
         for hit in hits:
             leader = self._tenants.get(hit.slot)
@@ -180,9 +180,17 @@ class Room:
         segments = {id(seg): seg.n_tokens for s in running if s.slot for seg in s.slot.segments}
         return sum(segments.values()) + sum(s.n_tokens - s.n_computed for s in running) + self._text_tokens
 
+    def _hits(self, sequence: Sequence) -> list[PrefixHit]:
+        """Return the slots that hold a prefix of the sequence and may serve it."""
+        hits = self._cache.match(ROOT, sequence.tokens)
+        if sequence.run.reuse_prefix:
+            return hits
+        own = (self._tenants.get(hit.slot) for hit in hits)
+        return [hit for hit, tenant in zip(hits, own, strict=True) if tenant and tenant.run is sequence.run]
+
     def _best_source(self, sequence: Sequence, hits: list[PrefixHit] | None = None) -> tuple[Slot | None, Cut]:
         best: tuple[Slot | None, Cut] = (None, Cut(0))
-        for hit in self._cache.match(ROOT, sequence.tokens) if hits is None else hits:
+        for hit in self._hits(sequence) if hits is None else hits:
             slot = self.slots[hit.slot]
             cut = usable_cut(self.spec, slot, min(hit.n_common, sequence.n_tokens - 1), self.slots.is_retained(slot))
             is_whole = cut.n_tokens == slot.n_held and self.slots.is_retained(slot)

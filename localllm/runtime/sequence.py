@@ -64,7 +64,8 @@ class Timeline:
 class RequestRun:
     """One request at work: its choices or its texts to embed, where its events go, and what it has cost so far.
 
-    `is_lone`: it runs while nothing else does. May be set until it is queued.
+    `is_lone`: it runs while nothing else does. May be set until it is queued. `reuse_prefix` False: its
+    prompt is computed once for its choices, whatever is held of it.
     """
 
     request_id: str
@@ -75,6 +76,7 @@ class RequestRun:
     stream: EventSink
     timeline: Timeline
     is_lone: bool = False
+    reuse_prefix: bool = True
     sequences: list[Sequence] = field(default_factory=list)
     embedding: Embedding | None = None
     outbox: list[Event] = field(default_factory=list)

@@ -26,6 +26,7 @@ class GenerationOptions:
     `sampling` holds only what the caller set, keyed by the field names of `sampling_params.Sampling`;
     the rest comes from the model's defaults. `max_tokens` None = what is left of the context.
     `logprobs` None = none, k = the chosen token's and the k best alternatives' at each position.
+    `reuse_prefix` False = the prompt is computed, whatever is held of it.
     """
 
     max_tokens: int | None = None
@@ -36,6 +37,7 @@ class GenerationOptions:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     logprobs: int | None = None
     ignore_eos: bool = False
+    reuse_prefix: bool = True
     priority: int = 0
     client: str = ""
 

@@ -130,6 +130,7 @@ def generation_options(
         sampling=sampling,
         logprobs=logprobs,
         ignore_eos=bool(body.ignore_eos),
+        reuse_prefix=body.cache_prompt is not False,
         priority=body.priority or 0,
         client=client,
     )
