@@ -22,7 +22,7 @@ from localllm.runtime.stream import rebuild
 from localllm.runtime.types import EmbeddingRequest, GenerationOptions
 from localllm.server.body import ClientGone, read
 from localllm.server.record import RequestRecord
-from localllm.server.replies import Neutral, ignored_fields
+from localllm.server.replies import InPieces, Neutral, ignored_fields
 from localllm.server.state import ServerState, record_of
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def routes(state: ServerState) -> list[BaseRoute]:
         content = await work.answer(request, worker.name, len(inputs))
         if record.queue_s is not None:
             headers["x-localllm-queue-ms"] = f"{record.queue_s * 1000:.1f}"
-        return Response(content, headers=headers, media_type="application/json")
+        return InPieces(content, headers=headers, media_type="application/json")
 
     return [Route(PATH, embed, methods=["POST"])]
 

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from localllm.errors import Unavailable
+from localllm.server.answer_schemas import ErrorFacts
 from localllm.server.errors import error_body, error_headers
 from localllm.server.replies import reply
 from localllm.server.state import ServerState, draining
@@ -48,9 +49,22 @@ class ModelHealth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """The server and its models; those that are on disk only are left out."""
+    """The server works, and so do its models; those that are on disk only are left out."""
 
-    status: Literal["ok", "draining", "loading", "restarting", "failed", "silent"]
+    status: Literal["ok"]
+    models: list[ModelHealth]
+
+
+class Unready(msgspec.Struct, frozen=True, kw_only=True):
+    """Why no work is taken, in one word and as every other error."""
+
+    status: Trouble
+    error: ErrorFacts
+
+
+class Unhealthy(Unready, frozen=True, kw_only=True):
+    """What is wrong, and how the models are."""
+
     models: list[ModelHealth]
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from localllm.errors import UsageError
 from localllm.server.body import Body
@@ -16,12 +17,25 @@ from localllm.server.options import INERT
 Neutral = Mapping[str, tuple[tuple[Any, ...], str]]
 """Fields that would change an answer: the values that change nothing (null always), and what to do instead."""
 
+_PIECE_BYTES: Final = 64 * 1024
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+class InPieces(Response):
+    """An answer that goes out as its reader takes it, so that a large one does not look like a reader that stalls."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        body = b"" if scope["method"] == "HEAD" else self.body
+        for start in range(0, len(body), _PIECE_BYTES):
+            await send({"type": "http.response.body", "body": body[start : start + _PIECE_BYTES], "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def reply(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Return structs or builtins as a JSON answer."""
-    return Response(msgspec.json.encode(value), status, headers, media_type="application/json")
+    return InPieces(msgspec.json.encode(value), status, headers, media_type="application/json")
 
 
 def ignored_fields(body: Body[Any], refused: Neutral, strict: bool) -> dict[str, str]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from localllm.worker.supervisor import Worker
 
 _NOTHING_REFUSED: Final[Neutral] = {}
-_TEMPLATE_REFUSED: Final[Neutral] = {
+TEMPLATE_REFUSED: Final[Neutral] = {
     "add_generation_prompt": ((True,), "leave it out"),
     "continue_final_message": ((False,), "leave it out"),
     "chat_template": ((), "the server's user gives a template: localllm serve --template FILE"),
@@ -143,7 +143,7 @@ class Tokens:
     async def apply_template(self, request: Request) -> Response:
         """Answer with the prompt that a conversation becomes."""
         body = await read(request.scope, request.receive, self._state, TemplateBody)
-        asked, headers = body.value, self._ignored(body, _TEMPLATE_REFUSED)
+        asked, headers = body.value, self._ignored(body, TEMPLATE_REFUSED)
         check_messages(asked.messages)
         worker = await self._worker(request, asked.model)
         conversation = ChatRequest(
