@@ -43,6 +43,7 @@ class Requests:
 
     seed: int
     history: History
+    prefix: str = "load"
     counts: Counter[str] = field(default_factory=Counter)
 
     def of(self, client: int) -> Iterator[Call]:
@@ -50,7 +51,7 @@ class Requests:
         rng = random.Random(self.seed * 1000 + client)
         number = 0
         while True:
-            name = f"load-{client}-{number}"
+            name = f"{self.prefix}-{client}-{number}"
             number += 1
             kind = rng.choices(("stream", "whole", "cancel"), (45, 30, 25))[0]
             self.counts[kind] += 1
@@ -132,7 +133,7 @@ def bad(outcome: Outcome) -> str | None:
 
 def warm(serving: Serving) -> None:
     """Let every path run once, so that what is loaded late is not taken for growth."""
-    requests = Requests(7, History())
+    requests = Requests(7, History(), "warm")
     clients = [[next(requests.of(client))] for client in range(N_CLIENTS)]
     asyncio.run(closed_loop(serving.target(timeout_s=120.0), clients, lambda outcome: None))
     time.sleep(SETTLE_S)

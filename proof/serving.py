@@ -25,7 +25,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 FAKE_ENGINE = "tests.fake_engine:parts"
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
-_LISTENING = re.compile(r"listening on (https?://\S+)")
+_LISTENING = re.compile(r"listening on (https?://[^\s\",]+)")
 
 
 class NotServing(Exception):

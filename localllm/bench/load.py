@@ -28,8 +28,10 @@ async def closed_loop(
     async def one(number: int, calls: Iterable[Call]) -> None:
         client = Client(target, number)
         try:
-            for call in calls:
-                if ends_s is not None and time.perf_counter() >= ends_s:
+            drawn = iter(calls)  # a call that is drawn is sent: who draws may count them
+            while ends_s is None or time.perf_counter() < ends_s:
+                call = next(drawn, None)
+                if call is None:
                     return
                 outcome = await client.send(call)
                 keep(outcome)

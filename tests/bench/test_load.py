@@ -355,16 +355,18 @@ def test_a_closed_loop_keeps_its_connections_and_one_call_a_client() -> None:
     assert {outcome.end for outcome in outcomes} == {End.ANSWER}
 
 
-def test_a_closed_loop_ends_after_its_duration() -> None:
+def test_a_closed_loop_ends_after_its_duration_and_sends_every_call_it_drew() -> None:
     outcomes: list[Outcome] = []
+    n_drawn = itertools.count()
+    calls = (CHAT for _ in n_drawn)
 
     async def work(server: StandIn) -> None:
-        await closed_loop(server.target(), [itertools.repeat(CHAT)] * 2, outcomes.append, duration_s=0.2)
+        await closed_loop(server.target(), [calls, itertools.repeat(CHAT)], outcomes.append, duration_s=0.2)
 
     begun_s = time.perf_counter()
     talk(story, work)
     assert 0.2 <= time.perf_counter() - begun_s < 2
-    assert len(outcomes) > 4
+    assert sum(outcome.client == 0 for outcome in outcomes) == next(n_drawn) > 2
 
 
 def test_a_connection_closed_while_idle_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
