@@ -33,6 +33,7 @@ from localllm.server.state import ServerState, record_of
 if TYPE_CHECKING:
     from localllm.worker.supervisor import Worker
 
+_PIECE_BYTES: Final = 64 * 1024
 _NO_USAGE: Final = events.Usage(0, 0, {})
 
 
@@ -170,7 +171,9 @@ class _Work:
             *self._headers(),
         ]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self._send({"type": "http.response.body", "body": body})
+        for at in range(0, len(body), _PIECE_BYTES):  # as the reader takes them: a long answer is no stalled reader
+            await self._send({"type": "http.response.body", "body": body[at : at + _PIECE_BYTES], "more_body": True})
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def answer_as_stream(self, chunks: sse.Chunks) -> None:
         """Send each batch of events as it comes."""
