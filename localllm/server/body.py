@@ -187,6 +187,8 @@ def _check_size(n_bytes: int, limits: Limits) -> None:
 
 def _invalid(message: str) -> UsageError:
     """Return the decoder's complaint with the place as a JSON pointer, and as clients spell it."""
+    if message.startswith(("Invalid enum value ", "Invalid value ")):  # the value, which is quoted there, is left out
+        message = "A value that is not one of those that are taken" + message[message.rfind(" - at ") :]
     found = _PATH.search(message)
     if found is None:
         return UsageError(f"The body is not what this route takes: {message}.", "see /openapi.json")
