@@ -118,6 +118,8 @@ def unexpected(error: BaseException) -> LocalLLMError:
     """Return a failure as others are told it: of one that nobody foresaw, its own text might quote a prompt."""
     if isinstance(error, LocalLLMError):
         return error
+    if isinstance(error, BadFrame):
+        return UsageError("The answer to this is too large for one message.", "ask for less at once")
     logger.error("%s\n%s", type(error).__name__, "".join(traceback.format_tb(error.__traceback__)))
     return LocalLLMError(f"The model's process failed at this ({type(error).__name__}).", "localllm doctor")
 

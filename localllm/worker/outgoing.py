@@ -6,7 +6,6 @@ take is left to a thread that waits. Events that come meanwhile join the next fr
 
 from __future__ import annotations
 
-import contextlib
 import select
 import socket
 import threading
@@ -18,6 +17,7 @@ from localllm.runtime.events import Embedded, Event, Token
 from localllm.worker.protocol import Frame, Happened, WireEvent, event_to_wire, pack
 
 _FRAME_BYTES = 1 << 20  # about where events go on in a further frame: far below what a frame may be
+_TURN_BYTES = 1 << 18  # at most so much is written while others wait for the lock
 _EVENT_BYTES = 64
 _LOGPROB_BYTES = 48
 
@@ -32,13 +32,14 @@ class Outgoing:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._lock = threading.Lock()
-        self._blocked = threading.Condition(self._lock)
+        self._behind = threading.Condition(self._lock)
         self._emptied = threading.Condition(self._lock)
         self._events: dict[int, list[WireEvent]] = {}
         self._n_event_bytes = 0
         self._packed: deque[memoryview] = deque()
+        self._is_behind = False  # there is more than the socket took: only the thread writes
         self._is_gone = False
-        threading.Thread(target=self._write_blocked, name="localllm-writer", daemon=True).start()
+        threading.Thread(target=self._catch_up, name="localllm-writer", daemon=True).start()
 
     def add(self, number: int, batch: Iterable[Event]) -> None:
         """Keep events of a request for the next `publish`."""
@@ -55,46 +56,49 @@ class Outgoing:
     def publish(self) -> None:
         """Send what was added as one frame."""
         with self._lock:
-            self._send()
+            if not self._is_behind:
+                self._pack_events()
+                self._send()
 
     def send(self, frame: Frame) -> None:
         """Send a frame, after everything that was added before. Raises BadFrame where it is too large."""
-        data = pack(frame)
+        data = memoryview(pack(frame))
         with self._lock:
             self._pack_events()
-            self._packed.append(memoryview(data))
-            self._send()
+            self._packed.append(data)
+            if not self._is_behind:
+                self._send()
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until everything has left, or the peer has; say whether that was in time."""
+        self.publish()
         with self._lock:
-            self._send()
-            return self._emptied.wait_for(lambda: self._is_gone or not (self._packed or self._events), timeout_s)
+            return self._emptied.wait_for(lambda: not self._packed, timeout_s)
 
     def _send(self) -> None:
-        """Write what the socket takes at once; the rest is the thread's. Needs the lock."""
-        if not self._packed:
-            self._pack_events()
+        """Write what the socket takes at once, but not for long; the rest is the thread's. Needs the lock."""
+        n_left = _TURN_BYTES
         while self._packed and not self._is_gone:
-            data = self._packed[0]
             try:
-                n_sent = self._socket.send(data, socket.MSG_DONTWAIT)
-            except (BlockingIOError, InterruptedError):
-                self._blocked.notify()
-                return
+                n_sent = self._socket.send(self._packed[0][:n_left], socket.MSG_DONTWAIT) if n_left else 0
+            except BlockingIOError:
+                n_sent = n_left = 0
             except OSError:
                 self._is_gone = True
                 break
-            if n_sent < len(data):
-                self._packed[0] = data[n_sent:]
-                continue
-            self._packed.popleft()
+            if not n_left:
+                self._is_behind = True
+                self._behind.notify()
+                return
+            n_left -= n_sent
+            self._packed[0] = self._packed[0][n_sent:]
+            if not self._packed[0]:
+                self._packed.popleft()
             if not self._packed:
                 self._pack_events()
+        self._is_behind = False
         if self._is_gone:
             self._packed.clear()
-            self._events.clear()
-            self._n_event_bytes = 0
         self._emptied.notify_all()
 
     def _pack_events(self) -> None:
@@ -105,14 +109,13 @@ class Outgoing:
             self._n_event_bytes = 0
             self._packed.append(memoryview(pack(frame)))
 
-    def _write_blocked(self) -> None:
+    def _catch_up(self) -> None:
+        waiter = select.poll()
+        waiter.register(self._socket, select.POLLOUT)
         while True:
             with self._lock:
-                self._blocked.wait_for(lambda: self._packed)
-            waiter = select.poll()
-            waiter.register(self._socket, select.POLLOUT)
-            with contextlib.suppress(OSError):
-                waiter.poll()
+                self._behind.wait_for(lambda: self._is_behind)
+            waiter.poll()
             with self._lock:
                 self._send()
 

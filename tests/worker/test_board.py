@@ -6,15 +6,19 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from typing import TypeAlias
 
 import pytest
 
 from localllm.worker.board import HALF_BYTES, MAX_NUMBERS, BoardState, StepBoard
 from tests.conftest import PROJECT
 
+Boards: TypeAlias = tuple[StepBoard, StepBoard, int]
+
 
 @pytest.fixture
-def boards():
+def boards() -> Iterator[Boards]:
     """The same board twice: the reader's and the writer's."""
     reader, fd = StepBoard.create()
     writer = StepBoard.attach(fd)
@@ -24,11 +28,11 @@ def boards():
     os.close(fd)
 
 
-def test_a_board_nobody_wrote_on_says_that_nothing_runs(boards):
+def test_a_board_nobody_wrote_on_says_that_nothing_runs(boards: Boards) -> None:
     assert boards[0].read() == BoardState()
 
 
-def test_a_step_is_read_with_its_requests_until_it_ends(boards):
+def test_a_step_is_read_with_its_requests_until_it_ends(boards: Boards) -> None:
     reader, writer, _ = boards
     before_s = time.monotonic()
     writer.began([7, 2**40], 0.25)
@@ -40,7 +44,7 @@ def test_a_step_is_read_with_its_requests_until_it_ends(boards):
     assert (after.step, after.is_running, after.numbers, after.started_s) == (1, False, (), state.started_s)
 
 
-def test_steps_are_counted_and_an_unknown_duration_stays_unknown(boards):
+def test_steps_are_counted_and_an_unknown_duration_stays_unknown(boards: Boards) -> None:
     reader, writer, _ = boards
     for number in range(5):
         writer.began([number], None)
@@ -50,14 +54,14 @@ def test_steps_are_counted_and_an_unknown_duration_stays_unknown(boards):
     assert reader.read().expected_s is None
 
 
-def test_more_requests_than_fit_are_cut_off(boards):
+def test_more_requests_than_fit_are_cut_off(boards: Boards) -> None:
     reader, writer, _ = boards
     writer.began(range(MAX_NUMBERS + 50), 1.0)
     assert reader.read().numbers == tuple(range(MAX_NUMBERS))
 
 
 @pytest.mark.parametrize("n_bytes", [1, 3, 4, 12, 30, 45])
-def test_a_write_that_was_cut_short_leaves_the_state_before_it(boards, n_bytes):
+def test_a_write_that_was_cut_short_leaves_the_state_before_it(boards: Boards, n_bytes: int) -> None:
     reader, writer, fd = boards
     writer.began([1], 0.5)
     writer.ended()  # the second write: the first half of the file
@@ -68,7 +72,7 @@ def test_a_write_that_was_cut_short_leaves_the_state_before_it(boards, n_bytes):
     assert reader.read() == before
 
 
-def test_a_reader_never_sees_half_a_write():
+def test_a_reader_never_sees_half_a_write() -> None:
     reader, fd = StepBoard.create()
     script = (
         "import sys\n"
@@ -106,12 +110,12 @@ def test_a_reader_never_sees_half_a_write():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only there can a file be sealed")
-def test_nobody_can_shrink_it_under_a_reader(boards):
+def test_nobody_can_shrink_it_under_a_reader(boards: Boards) -> None:
     with pytest.raises(OSError):
         os.ftruncate(boards[2], 0)
 
 
-def test_the_memory_outlives_the_descriptor():
+def test_the_memory_outlives_the_descriptor() -> None:
     board, fd = StepBoard.create()
     writer = StepBoard.attach(fd)
     os.close(fd)

@@ -17,6 +17,7 @@ from localllm.runtime.config import RuntimeConfig
 from localllm.runtime.events import Event
 from localllm.runtime.hooks import Hooks
 from localllm.runtime.types import ChatRequest, CompletionRequest, EmbeddingRequest, GenerationOptions, Request
+from localllm.worker import protocol
 from localllm.worker.desk import Desk
 from localllm.worker.gate import Gate
 from localllm.worker.main import judge
@@ -286,6 +287,16 @@ def test_a_call_that_cannot_be_answered_fails_and_harms_nothing(
     assert isinstance(failed, Failed)
     assert failed.code == "invalid_request"
     assert isinstance(linked.call(2, "ping"), Result)
+
+
+def test_an_answer_too_large_for_a_frame_is_an_error(
+    link: Callable[..., Linked], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    linked = link()
+    monkeypatch.setattr(protocol, "MAX_FRAME_BYTES", 5000)
+    failed = linked.call(1, "tokenize", {"text": "x" * 6000})
+    assert isinstance(failed, Failed)
+    assert failed.code == "invalid_request"
 
 
 def test_suspects_may_be_named_later(link: Callable[..., Linked]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -12,9 +14,11 @@ from localllm.runtime import events
 from localllm.worker.outgoing import Outgoing
 from localllm.worker.protocol import FrameReader, Happened, Log, Result, event_from_wire
 
+Pair: TypeAlias = tuple[socket.socket, socket.socket]
+
 
 @pytest.fixture
-def pair():
+def pair() -> Iterator[Pair]:
     ours, theirs = socket.socketpair()
     theirs.settimeout(10)
     yield ours, theirs
@@ -26,24 +30,24 @@ def token(text: str, choice: int = 0) -> events.Token:
     return events.Token(choice, text, (1,))
 
 
-def read_frames(sock, enough):
+def read_frames(sock: socket.socket, enough: Callable[[list[Any]], Any]) -> list[Any]:
     """Read frames until `enough(frames)`."""
-    reader, frames = FrameReader(), []
+    reader, frames = FrameReader(), list[Any]()
     while not enough(frames):
         frames.extend(reader.feed(sock.recv(1 << 16)))
     return frames
 
 
-def told(frames):
+def told(frames: list[Any]) -> dict[int, list[Any]]:
     """Return all events by number."""
-    found = {}
+    found: dict[int, list[Any]] = {}
     for frame in frames:
         for number, wires in frame.entries if isinstance(frame, Happened) else ():
             found.setdefault(number, []).extend(map(event_from_wire, wires))
     return found
 
 
-def test_what_was_added_leaves_as_one_frame_and_only_when_published(pair):
+def test_what_was_added_leaves_as_one_frame_and_only_when_published(pair: Pair) -> None:
     ours, theirs = pair
     outgoing = Outgoing(ours)
     outgoing.add(1, [token("a")])
@@ -61,7 +65,7 @@ def test_what_was_added_leaves_as_one_frame_and_only_when_published(pair):
     assert before_s <= frame.sent_s <= time.monotonic()
 
 
-def test_nothing_added_sends_nothing(pair):
+def test_nothing_added_sends_nothing(pair: Pair) -> None:
     ours, theirs = pair
     outgoing = Outgoing(ours)
     outgoing.publish()
@@ -69,7 +73,7 @@ def test_nothing_added_sends_nothing(pair):
     assert read_frames(theirs, bool) == [Result(1, 2)]
 
 
-def test_a_frame_leaves_after_the_events_before_it(pair):
+def test_a_frame_leaves_after_the_events_before_it(pair: Pair) -> None:
     ours, theirs = pair
     outgoing = Outgoing(ours)
     outgoing.add(1, [events.Done()])
@@ -78,7 +82,7 @@ def test_a_frame_leaves_after_the_events_before_it(pair):
     assert [type(frame) for frame in frames] == [Happened, Result]
 
 
-def test_a_reader_that_sleeps_keeps_nobody_waiting_and_loses_nothing(pair):
+def test_a_reader_that_sleeps_keeps_nobody_waiting_and_loses_nothing(pair: Pair) -> None:
     ours, theirs = pair
     outgoing = Outgoing(ours)
     n_steps, longest_s = 20_000, 0.0
@@ -98,7 +102,7 @@ def test_a_reader_that_sleeps_keeps_nobody_waiting_and_loses_nothing(pair):
     assert len(frames) < n_steps / 4  # what waited went together
 
 
-def test_it_sends_directly_again_once_the_reader_has_caught_up(pair):
+def test_it_sends_directly_again_once_the_reader_has_caught_up(pair: Pair) -> None:
     ours, theirs = pair
     outgoing = Outgoing(ours)
     outgoing.send(Result(1, b"x" * 3_000_000))
@@ -112,7 +116,7 @@ def test_it_sends_directly_again_once_the_reader_has_caught_up(pair):
     assert theirs.recv(1 << 16)
 
 
-def test_many_large_events_become_several_frames(pair):
+def test_many_large_events_become_several_frames(pair: Pair) -> None:
     ours, theirs = pair
     outgoing = Outgoing(ours)
     vector = b"\0" * 400_000
@@ -120,14 +124,14 @@ def test_many_large_events_become_several_frames(pair):
         outgoing.add(1, [events.Embedded(index, vector)])
     outgoing.add(1, [events.Done()])
     outgoing.publish()
-    found, reader = [], FrameReader()
+    found, reader = list[Any](), FrameReader()
     while events.Done() not in found:
         for frame in reader.feed(theirs.recv(1 << 20)):
             found += [event.index if isinstance(event, events.Embedded) else event for event in told([frame])[1]]
     assert found == [*range(300), events.Done()]
 
 
-def test_a_peer_that_is_gone_is_no_error(pair):
+def test_a_peer_that_is_gone_is_no_error(pair: Pair) -> None:
     ours, theirs = pair
     outgoing = Outgoing(ours)
     outgoing.send(Result(1, b"x" * 3_000_000))  # the writer's thread is at it
@@ -139,7 +143,7 @@ def test_a_peer_that_is_gone_is_no_error(pair):
     assert outgoing.drain(5)
 
 
-def test_threads_may_send_at_once(pair):
+def test_threads_may_send_at_once(pair: Pair) -> None:
     ours, theirs = pair
     outgoing, n_each = Outgoing(ours), 500
 
@@ -154,7 +158,7 @@ def test_threads_may_send_at_once(pair):
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
-    order = {number: [] for number in range(4)}
+    order: dict[int, list[int]] = {number: [] for number in range(4)}
     reader = FrameReader()
     while sum(map(len, order.values())) < 4 * n_each:
         for frame in reader.feed(theirs.recv(1 << 16)):
@@ -165,3 +169,18 @@ def test_threads_may_send_at_once(pair):
     for thread in threads:
         thread.join()
     assert all(seen == list(range(n_each)) for seen in order.values())
+
+
+def test_while_something_large_is_on_its_way_a_step_waits_for_a_part_of_it_at_most(pair: Pair) -> None:
+    ours, theirs = pair
+    outgoing = Outgoing(ours)
+    large = threading.Thread(target=outgoing.send, args=(Result(1, b"x" * 50_000_000),))
+    reader = threading.Thread(target=lambda: [theirs.recv(1 << 20) for _ in range(40)])
+    reader.start()
+    large.start()
+    large.join(10)
+    assert not large.is_alive()  # it was left to the thread, although the peer reads
+    outgoing.add(2, [token("x")])
+    outgoing.publish()
+    reader.join()
+    assert outgoing.drain(0.01) is False  # 50 MB have not left after at most 40
