@@ -70,7 +70,7 @@ class App:
             await answer.refuse(internal(type(error).__name__))
         finally:
             route = scope.get("route")
-            record.route = route.path if route is not None else "other"
+            record.route = route.path_format if route is not None else "other"
             self._state.leave(scope)
             self._state.finish(record)
 
