@@ -24,7 +24,7 @@ from localllm.errors import LocalLLMError, ModelNotFound, Unavailable, UsageErro
 from localllm.runtime import events
 from localllm.runtime.events import Event
 from localllm.runtime.service import Service
-from localllm.runtime.types import ChatRequest, CompletionRequest, EmbeddingRequest, Request
+from localllm.runtime.types import ChatRequest, CompletionRequest, Request
 from localllm.server.request_log import RequestLog
 from localllm.server.state import ServerSettings, ServerState
 from localllm.worker.lifecycle import ModelEntry, ModelState
@@ -167,9 +167,6 @@ class _Source:
                 self._stream.cancel()
 
     def pump(self, request: Request, stream: FakeStream) -> None:
-        if isinstance(request, EmbeddingRequest):
-            stream.put_from_thread(embedded(request, self._service))
-            return
         try:
             source = self._service.submit(request)
         except LocalLLMError as error:
@@ -186,37 +183,6 @@ class _Source:
             stream.put_from_thread(batch)
 
 
-def embedded(request: EmbeddingRequest, service: Service) -> list[Event]:
-    """Return what a worker answers to an embedding request: vectors of two numbers that tell the inputs apart."""
-    import numpy as np
-
-    tokenizer, limit = service.tokenizer, 256
-    inputs = [
-        tokenizer.encode(text, parse_special=False, add_bos=True) if isinstance(text, str) else list(text)
-        for text in request.inputs
-    ]
-    for index, (given, tokens) in enumerate(zip(request.inputs, inputs, strict=True)):
-        if not given:
-            return [error_event(UsageError("an input is empty", field="input", index=index))]
-        if len(tokens) > limit:
-            return [
-                error_event(
-                    UsageError(
-                        "an input is too long", field="input", index=index, n_prompt_tokens=len(tokens), limit=limit
-                    )
-                )
-            ]
-    vectors = [np.array([len(tokens), sum(tokens)], np.float32) for tokens in inputs]
-    n_tokens = sum(map(len, inputs))
-    return [
-        events.Queued(request.request_id, 0),
-        events.Admitted(n_tokens, {"device": 0}, 0, 0),
-        *(events.Embedded(i, (v / np.linalg.norm(v)).astype("<f4").tobytes()) for i, v in enumerate(vectors)),
-        events.Usage(n_tokens, 0, {"device": 0}, timings_ms={"queue": 0.1, "total": 1.0}),
-        events.Done(),
-    ]
-
-
 def described(name: str, service: Service) -> dict[str, Any]:
     """Return what `worker.description.describe_loaded` says of a fake model."""
     return {
@@ -230,12 +196,12 @@ def described(name: str, service: Service) -> dict[str, Any]:
         "max_sequence_tokens": service.model.n_ctx,
         "n_ctx_train": 4096,
         "n_vocab": service.tokenizer.vocabulary.n_vocab,
-        "n_embd": 2,
+        "n_embd": service.model.info.n_embd,
         "n_params": 1_000_000,
         "size_bytes": 2_000_000,
         "can_chat": service.can_chat,
         "can_fill_in": False,
-        "max_embed_tokens": 256,
+        "max_embed_tokens": service.spec.max_embed_tokens,
         "sampling": {"temperature": 0.0},
         "settings": {},
         "notes": [],
