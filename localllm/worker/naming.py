@@ -56,10 +56,13 @@ def find_named(references: Sequence[str], aliases: Sequence[str]) -> list[Known]
     """
     found = dict[str, Known]()
     for text in references:
-        model = _named(text, resolve(text), taken={one.name for one in found.values()})
-        first = found.setdefault(model.key, model)
-        also = {*first.aliases, model.name, *model.aliases} - {first.name}
-        found[model.key] = replace(first, aliases=tuple(sorted(also)))
+        file = resolve(text)
+        key = os.path.realpath(file.path)
+        taken = {one.name for other, one in found.items() if other != key}
+        model = _named(text, file, taken)
+        first = found.setdefault(key, model)
+        also = dict.fromkeys((*first.aliases, model.name, *model.aliases))
+        found[key] = replace(first, aliases=tuple(name for name in also if name != first.name))
     named = list(found.values())
     for alias in aliases:
         if not is_name(alias):

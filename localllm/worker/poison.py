@@ -35,7 +35,7 @@ class PoisonLedger:
     def died_with(self, fingerprints: Iterable[bytes], alone: frozenset[bytes], now_s: float) -> None:
         """Record the requests of a dying step. `alone`: those that this worker was told to run alone."""
         self._forget(now_s)
-        dying = set(fingerprints)
+        dying = dict.fromkeys(fingerprints)
         for fingerprint in dying:
             suspect = self._suspects.setdefault(fingerprint, _Suspect(0, now_s))
             suspect.n_deaths += 1

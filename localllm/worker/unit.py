@@ -152,8 +152,8 @@ class ModelUnit:
 
     async def stop(self, error: LocalLLMError) -> None:
         """Unload it, whatever it is at; its requests end with `error`. Done even where the caller is cancelled."""
+        self._n_stops += 1
         if self._stopping is None:
-            self._n_stops += 1
             self._set(ModelState.STOPPING if self._current or self._task else self.state)
             self._stopping = asyncio.create_task(self._stop(error))
         await asyncio.shield(self._stopping)

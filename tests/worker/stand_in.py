@@ -1,7 +1,7 @@
 """A worker without a model, started as the real one is: it does what the model file and the prompts say.
 
-The model file is JSON: `{"load": "ok" | "crash" | "silent" | "hang" | "stop" | "rubbish" | "fail" | "exit", ...}`.
-The prompt of a completion is a command; see `Stand.do`.
+The model file is JSON: `{"load": "ok" | "crash" | "silent" | "hang" | "stop" | "rubbish" | "fail" | "exit", ...}`;
+what a file named by "switch" holds goes before. The prompt of a completion is a command; see `Stand.do`.
 """
 
 from __future__ import annotations
@@ -64,6 +64,10 @@ class Stand:
 
     def load(self, load: protocol.Load) -> None:
         plan = json.loads(Path(load.model).read_text())
+        if "switch" in plan and Path(plan["switch"]).exists():
+            plan["load"] = Path(plan["switch"]).read_text()
+        if "unless_alive" in plan and Path("/proc", Path(plan["unless_alive"]).read_text()).exists():
+            plan.update(load="fail", code="not_enough_memory")
         time.sleep(plan.get("load_s", 0.0))
         match plan.get("load", "ok"):
             case "crash":
