@@ -13,11 +13,19 @@ N_BYTES = 256
 class ByteTokenizer:
     """Bytes are tokens; the control spellings follow them, ids from 256.
 
-    `bos`, `eos`: spellings among the specials, or none. `adds_space`: as SentencePiece does at a start.
+    `bos`, `eos`, `fim` (prefix, suffix, middle): spellings among the specials, or none. `adds_space`: as
+    SentencePiece does at a start.
     """
 
     def __init__(
-        self, specials: Sequence[str], *, bos: str = "", eos: str = "", add_bos: bool = False, adds_space: bool = False
+        self,
+        specials: Sequence[str],
+        *,
+        bos: str = "",
+        eos: str = "",
+        add_bos: bool = False,
+        adds_space: bool = False,
+        fim: Sequence[str] = (),
     ) -> None:
         self._ids = {spelling: N_BYTES + index for index, spelling in enumerate(specials)}
         self._spellings = {token: spelling for spelling, token in self._ids.items()}
@@ -25,6 +33,7 @@ class ByteTokenizer:
         longest_first = sorted(map(re.escape, specials), key=len, reverse=True)
         self._pattern = re.compile("(" + "|".join(longest_first) + ")") if specials else re.compile("(?!)")
         eos_id = self._ids.get(eos)
+        before, after, middle = (self._ids[spelling] for spelling in fim) if fim else (0, 0, 0)
         self.vocabulary = Vocabulary(
             n_vocab=N_BYTES + len(specials),
             bos_id=self._ids.get(bos),
@@ -32,6 +41,7 @@ class ByteTokenizer:
             eog_ids=frozenset() if eos_id is None else frozenset({eos_id}),
             add_bos=add_bos,
             specials=tuple(specials),
+            fim_ids=(before, after, middle) if fim else None,
         )
 
     def encode(self, text: str, *, parse_special: bool, add_bos: bool = False, continues: bool = False) -> list[int]:

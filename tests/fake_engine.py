@@ -48,9 +48,10 @@ from localllm.runtime.service import LoadedModel, Service
 from localllm.worker.protocol import Load
 from tests.byte_tokenizer import ByteTokenizer
 
-BOS, EOS, USER, ASSISTANT = 256, 257, 258, 259
-SPECIALS = {BOS: "<s>", EOS: "</s>", USER: "<|user|>", ASSISTANT: "<|assistant|>"}
-N_VOCAB = 260
+BOS, EOS, USER, ASSISTANT, FIM_PREFIX, FIM_SUFFIX, FIM_MIDDLE = range(256, 263)
+FIM = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+SPECIALS = dict(enumerate(("<s>", "</s>", "<|user|>", "<|assistant|>", *FIM), start=256))
+N_VOCAB = 263
 N_EMBD = 8
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}"
@@ -75,7 +76,7 @@ class RuleBroken(AssertionError):
 
 def fake_tokenizer() -> ByteTokenizer:
     """Return the tokenizer of every fake engine."""
-    return ByteTokenizer(tuple(SPECIALS.values()), bos=SPECIALS[BOS], eos=SPECIALS[EOS], add_bos=True)
+    return ByteTokenizer(tuple(SPECIALS.values()), bos=SPECIALS[BOS], eos=SPECIALS[EOS], add_bos=True, fim=FIM)
 
 
 @dataclass

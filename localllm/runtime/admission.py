@@ -15,7 +15,7 @@ from localllm.runtime.config import RuntimeConfig
 from localllm.runtime.embedding import EmbedSeat
 from localllm.runtime.engine import EngineSpec
 from localllm.runtime.metrics import RuntimeStats
-from localllm.runtime.order import WaitingQueue
+from localllm.runtime.order import Waiter, WaitingQueue
 from localllm.runtime.room import Room
 from localllm.runtime.sequence import Embedding, Phase, RequestRun, Sequence
 
@@ -36,6 +36,7 @@ class Admission:
         self._min_wait_tokens = config.min_wait_prefix_tokens
         self._n_admitted = 0
         self._is_shut = False
+        self._lone: RequestRun | None = None  # at work, until its last choice or text has ended
 
     def admit(self, running: list[Sequence]) -> list[Sequence]:
         """Move whoever may begin now from the queue to `running`, and return them; texts go to their own seat."""
@@ -43,10 +44,14 @@ class Admission:
         is_full = len(running) >= n_most and (self._embeds.sitter is not None or not self.waiting.n_texts)
         if is_full or (self._is_shut and running):
             return []
+        if self._lone is not None and self._lone.is_finished:
+            self._lone = None
         self._is_shut, is_short, admitted = False, False, list[Sequence]()
         for waiter in self.waiting:
-            if not self._may_join(waiter.run, running):
-                break  # who runs alone is not overtaken
+            if self._lone not in (None, waiter.run):
+                continue
+            if waiter.run.is_lone and self._lone is None and (running or self._embeds.sitter):
+                break  # it waits for those at work, and is not overtaken meanwhile
             if isinstance(waiter, Embedding):
                 is_short |= not self._seat_text(waiter)
                 continue
@@ -91,20 +96,13 @@ class Admission:
         self.waiting.push_back(embedding)
         return True
 
-    def _may_join(self, run: RequestRun, running: Seq[Sequence]) -> bool:
-        """Say whether a request may run beside those at work: not if it, or one of them, is to run alone."""
-        sitter = self._embeds.sitter
-        at_work = [running[0].run] if running else []  # if one of them runs alone, they all are of its request
-        at_work += [sitter.run] if sitter is not None else []
-        return all(other is run or not (other.is_lone or run.is_lone) for other in at_work)
-
     def _seat_text(self, embedding: Embedding) -> bool:
         """Begin a request's next text; False = there are no cells for it."""
         if self._embeds.sitter is not None:
             return True
         if not self._embeds.seat(embedding):
             return False
-        self.waiting.remove(embedding)
+        self._leave_queue(embedding)
         embedding.run.admit(0)
         return True
 
@@ -116,11 +114,16 @@ class Admission:
             self._room.note_refusal()
             return False
         sequence.run.timeline.add("match", time.perf_counter() - started_s)
-        self.waiting.remove(sequence)
+        self._leave_queue(sequence)
         self._n_admitted += 1
         sequence.order, sequence.phase = self._n_admitted, Phase.PREFILL
         running.append(sequence)
         return True
+
+    def _leave_queue(self, waiter: Waiter) -> None:
+        self.waiting.remove(waiter)
+        if waiter.run.is_lone:
+            self._lone = waiter.run
 
     def _make_way(self, newcomer: Sequence, running: list[Sequence]) -> bool:
         """Preempt just as many as the newcomer needs, none that is its client's only one; False = none would do."""

@@ -46,12 +46,10 @@ class ChunkPolicy:
         cap = max(0, self._cap_rows - n_decode_rows)
         if n_decode_rows == 0:
             return self._cost.rows_within(self._config.prefill_target_s, used_cells, cap, _FIRST_CHUNK_TOKENS)
-        floor = min(self._config.min_chunk_tokens, cap)
+        floor = max(min(self._config.min_chunk_tokens, cap), self._quarter_rows(n_decode_rows, used_cells, cap))
         rows = self._cost.rows_within(self._config.itl_target_s, used_cells, cap, floor) - n_decode_rows
-        if rows >= floor:
-            return rows
-        self._stats.n_floor_chunks += 1
-        return max(floor, self._quarter_rows(n_decode_rows, used_cells, cap))
+        self._stats.n_floor_chunks += rows < floor
+        return max(floor, rows)
 
     def _quarter_rows(self, n_decode_rows: int, used_cells: int, cap: int) -> int:
         """Return the rows that a quarter of the step's time buys."""

@@ -51,6 +51,12 @@ class EmbedSeat:
         self._room.seat_text(len(embedding.text))
         return True
 
+    def make_room(self, n_rows: int) -> None:
+        """Evict for the next chunk, before the edits of a step of `n_rows` rows go to the engine."""
+        if self.sitter is not None:
+            n_left = len(self.sitter.text) - self.sitter.n_computed
+            self._room.free_up(n_rows + min(n_left, self._spec.max_embed_rows))
+
     def plan(self, n_decoding: int, spent_s: float) -> PlannedChunk | None:
         """Return the next chunk; None = nobody sits here, or there is no room now.
 
@@ -60,9 +66,7 @@ class EmbedSeat:
         if embedding is None or self._room.has_edits:  # the spare slot may still be to be cleared
             return None
         text, start = embedding.text, embedding.n_computed
-        n_rows = min(len(text) - start, self._rows(n_decoding, spent_s))
-        self._room.free_up(n_rows + n_decoding)
-        n_rows = min(n_rows, self._room.slots.free_cells - n_decoding)
+        n_rows = min(len(text) - start, self._rows(n_decoding, spent_s), self._room.slots.free_cells - n_decoding)
         if n_rows < 1:
             return None
         chunk = EmbedChunk(start, text[start : start + n_rows], start + n_rows == len(text))
@@ -99,12 +103,10 @@ class EmbedSeat:
         config, cells, cap = self._config, self._room.slots.used_cells, self._spec.max_embed_rows
         if not n_decoding:
             return self._cost.rows_within(config.prefill_target_s, cells, cap, cap)
-        floor = min(config.min_chunk_tokens, cap)
+        floor = max(min(config.min_chunk_tokens, cap), self._cost.rows_within(spent_s / 3, cells, cap, 0))
         rows = self._cost.rows_within(config.itl_target_s - spent_s, cells, cap, floor)
-        if rows >= floor:
-            return rows
-        self._stats.n_floor_chunks += 1
-        return max(floor, self._cost.rows_within(spent_s / 3, cells, cap, floor))
+        self._stats.n_floor_chunks += rows < floor
+        return max(floor, rows)
 
 
 def unit_bytes(vector: NDArray[np.float32]) -> bytes:

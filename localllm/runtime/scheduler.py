@@ -108,6 +108,7 @@ class Scheduler:
             if items or not self._running:
                 break
             self._give_way()
+        self._embeds.make_room(sum(len(planned.item.tokens) for planned in items))
         self._unsettled = edits = self._room.take_edits()
         admitted, self._newly_seated = tuple(self._newly_seated), []
         self._publish()
@@ -219,7 +220,7 @@ class Scheduler:
         if self._embeds.commit(planned, vector, elapsed_s):
             if embedding.is_finished:
                 embedding.run.close()
-            elif not (embedding.run.is_lone and self._embeds.seat(embedding)):
+            else:
                 self._waiting.push(embedding)
         self._publish()
 

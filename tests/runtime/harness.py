@@ -15,8 +15,9 @@ from localllm.runtime.loop import EngineLoop
 from localllm.runtime.prepare import ModelFacts, prepare
 from localllm.runtime.sampling_params import Sampling
 from localllm.runtime.scheduler import Scheduler
+from localllm.runtime.sequence import RequestRun
 from localllm.runtime.stream import Answer, TokenStream, collect
-from localllm.runtime.types import CompletionRequest, GenerationOptions
+from localllm.runtime.types import CompletionRequest, EmbeddingRequest, GenerationOptions, Request
 from tests.fake_engine import EOS, SPEC, FakeEngine, next_token
 
 SPECS: dict[str, EngineSpec] = {
@@ -63,6 +64,38 @@ class HalfRight:
         return guessed
 
 
+class Watch:
+    """Notes whose step it was, and checks that no step begins in another or beside one that runs alone."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[str, ...]] = []
+        self.expected_s: list[float | None] = []
+        self.n_published = 0
+        self._is_inside = False
+
+    def began(self, runs: tuple[RequestRun, ...], expected_s: float | None) -> None:
+        """Note the requests of a step."""
+        assert not self._is_inside
+        assert len(runs) < 2 or not any(run.is_lone for run in runs)
+        self._is_inside = True
+        self.steps.append(tuple(run.request_id for run in runs))
+        self.expected_s.append(expected_s)
+
+    def ended(self) -> None:
+        """Note that it came back."""
+        assert self._is_inside
+        self._is_inside = False
+
+    def published(self) -> None:
+        """Count."""
+        self.n_published += 1
+
+    def between(self, request_id: str) -> set[str]:
+        """Return the requests that had a step between the first and the last one of this request."""
+        mine = [at for at, step in enumerate(self.steps) if request_id in step]
+        return {name for step in self.steps[mine[0] : mine[-1] + 1] for name in step} - {request_id} if mine else set()
+
+
 class Bench:
     """A loop without its thread: `step` it, or run it until nothing is left to do."""
 
@@ -75,20 +108,35 @@ class Bench:
     ) -> None:
         self.engine = engine or FakeEngine()
         self.cost = StepCost()
-        self.scheduler = Scheduler(self.engine.spec, config, self.cost)
-        self.loop = EngineLoop(self.engine, self.scheduler, self.cost, drafter)
+        self.watch = Watch()
+        self.scheduler = Scheduler(self.engine.spec, config, self.cost, self.watch.published)
+        self.loop = EngineLoop(self.engine, self.scheduler, self.cost, drafter, self.watch)
         self.facts = ModelFacts("fake", self.engine.tokenizer, None, sampling, lambda: SPEC.max_sequence_tokens)
         self._ids = itertools.count()
 
-    def submit(self, prompt: Sequence[int], **options: object) -> TokenStream:
+    def submit(self, prompt: Sequence[int], *, is_lone: bool = False, **options: object) -> TokenStream:
         """Queue a prompt of token ids."""
         request = CompletionRequest(
             tuple(prompt),
             GenerationOptions(**{"max_tokens": 20, "seed": 1, **options}),
             request_id=f"r{next(self._ids)}",
         )
+        return self._queue(request, is_lone)
+
+    def embed(self, texts: Sequence[Sequence[int]], *, is_lone: bool = False, **options: object) -> TokenStream:
+        """Queue texts of token ids to embed."""
+        request = EmbeddingRequest(
+            tuple(tuple(text) for text in texts),
+            GenerationOptions(**options),  # type: ignore[arg-type]
+            request_id=f"e{next(self._ids)}",
+        )
+        return self._queue(request, is_lone)
+
+    def _queue(self, request: Request, is_lone: bool) -> TokenStream:
         stream = TokenStream(request.request_id, lambda stream: self.loop.inbox.put(Cancel(stream)))
-        self.loop.inbox.put(Submit(prepare(request, self.facts, self.engine.spec, stream)))
+        run = prepare(request, self.facts, self.engine.spec, stream)
+        run.is_lone = is_lone
+        self.loop.inbox.put(Submit(run))
         return stream
 
     def step(self) -> None:

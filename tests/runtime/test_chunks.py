@@ -22,6 +22,19 @@ def test_rows_that_decode_count_in_the_time_between_two_tokens() -> None:
     assert _policy().prefill_rows(8, 0) == 128 - 8
 
 
+def test_a_chunk_beside_slow_sequences_is_the_floor_or_a_quarter_of_the_step() -> None:
+    """Whichever is more; the target yields to it, and that is counted."""
+    for decode_s, expected in ((0.25, 32), (0.36, 128)):
+        cost, stats = StepCost(), RuntimeStats()
+        cost.observe(1, 0, decode_s)
+        for n_rows in (2, 4, 8, 16, 32, 64, 128, 256):
+            cost.observe(n_rows, 0, decode_s + (n_rows - 1) * 0.0009)
+        policy = ChunkPolicy(SPEC, RuntimeConfig(itl_target_s=0.2), cost, stats)
+        assert policy.prefill_rows(1, 0) + 1 >= expected
+        assert policy.prefill_rows(1, 0) <= max(32, decode_s / 3 / 0.0009)
+        assert stats.n_floor_chunks == 2
+
+
 def test_a_shrunk_step_counts_every_row_and_grows_again() -> None:
     policy = _policy()
     assert policy.shrink(12, n_items=8)

@@ -93,7 +93,7 @@ def test_a_newcomer_advances_beside_decoding_sequences() -> None:
         bench.step()
     bench.submit([65] * 200)
     bench.step()
-    assert bench.engine.batches[-1].n_rows == 1 + RuntimeConfig().min_chunk_tokens
+    assert bench.engine.batches[-1].n_rows >= 1 + RuntimeConfig().min_chunk_tokens
     assert bench.scheduler.stats.n_floor_chunks == 1
     bench.run()
     assert collect(running).choices[0].finish_reason == "length"
