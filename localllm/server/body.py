@@ -18,7 +18,7 @@ from localllm.server.state import Limits, ServerState
 
 MAX_DEPTH: Final = 128
 MAX_CONTAINERS: Final = 100_000
-MAX_TEXTS: Final = 1_000_000
+MAX_PARTS: Final = 1_000_000
 _BOM: Final = b"\xef\xbb\xbf"
 _THREAD_FROM_BYTES: Final = 64 * 1024
 _MIN_INT: Final = -(2**63)
@@ -127,9 +127,11 @@ def scan(text: str) -> tuple[str, ...]:
     """
     levels: list[set[str]] = []
     top: set[str] = set()
-    n_containers = n_texts = 0
-    for part in _PARTS.finditer(text):
+    n_containers = 0
+    for n_parts, part in enumerate(_PARTS.finditer(text)):
         kind = part.lastgroup
+        if n_parts > MAX_PARTS:
+            raise UsageError(f"The body has more than {MAX_PARTS} parts.", "send less at once")
         if kind == "open":
             n_containers += 1
             if len(levels) >= MAX_DEPTH:
@@ -145,9 +147,6 @@ def scan(text: str) -> tuple[str, ...]:
         elif kind == "number":
             _check_number(part["number"])
         else:
-            n_texts += 1
-            if n_texts > MAX_TEXTS:
-                raise UsageError(f"The body has more than {MAX_TEXTS} texts.", "send less at once")
             _check_text(part, levels)
     return tuple(sorted(top))
 

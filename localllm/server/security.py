@@ -12,6 +12,7 @@ from starlette.types import Scope
 from localllm.server.errors import HttpRefusal
 from localllm.server.state import ServerState
 
+_MAX_HEADERS: Final = 100
 _OPEN_PATHS: Final = frozenset(("/livez", "/readyz"))
 _TOKENS: Final = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~, -]{1,2000}")
 _EXPOSED: Final = (
@@ -39,12 +40,14 @@ class Security:
         self._names = frozenset(name.lower() for name in settings.allow_hosts if not _has_port(name))
         self._origins = frozenset(settings.allow_origins)
         self._key = settings.api_key
+        self._header_bytes = settings.limits.header_bytes
 
     def check(self, scope: Scope) -> Headers:
         """Return the headers to add to the answer (those of CORS, where an origin was allowed).
 
-        Raises: HttpRefusal (401, 403, 415), before anything of the body is read; Preflight.
+        Raises: HttpRefusal (401, 403, 415, 431), before anything of the body is read; Preflight.
         """
+        _check_size(scope, self._header_bytes)
         self._check_host(scope)
         origin = self._check_origin(scope)
         allowed = _allowing(origin) if origin is not None else []
@@ -128,6 +131,14 @@ def _one(scope: Scope, wanted: bytes) -> bytes | None:
         if name == wanted:
             return bytes(value)
     return None
+
+
+def _check_size(scope: Scope, limit_bytes: int) -> None:
+    """Refuse headers that are too long, however they arrived."""
+    n_bytes = len(scope["raw_path"]) + len(scope["query_string"])
+    n_bytes += sum(len(name) + len(value) for name, value in scope["headers"])
+    if n_bytes > limit_bytes or len(scope["headers"]) > _MAX_HEADERS:
+        raise HttpRefusal(431, "headers_too_large", "The headers of the request are too large.", "send fewer")
 
 
 def _check_content(scope: Scope) -> None:
