@@ -215,9 +215,7 @@ class _LogFrames(logging.Handler):
 
 def tell_logs(outgoing: Outgoing) -> None:
     """Send log lines as frames, and what no one catches by its kind and place alone."""
-    ours = logging.getLogger("localllm")
-    ours.addHandler(_LogFrames(outgoing))
-    ours.propagate = False
+    logging.getLogger("localllm").addHandler(_LogFrames(outgoing))
 
     def tell(caught: threading.ExceptHookArgs) -> None:
         thread = caught.thread.name if caught.thread else "thread"

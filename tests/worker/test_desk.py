@@ -36,7 +36,7 @@ from localllm.worker.protocol import (
     submit_frame,
 )
 from tests.fake_engine import FakeEngine, endless_token, fake_service
-from tests.worker.lone_worker import is_over, text_of
+from tests.worker.lone_worker import is_over, text_of, wait_until
 
 CHAT = ChatRequest(({"role": "user", "content": "hello"},), GenerationOptions(max_tokens=9))
 
@@ -185,6 +185,7 @@ def test_a_request_that_is_cancelled_while_it_is_prepared_ends_at_once_and_is_ne
     assert linked.answer(3)[-1] == events.Done()
     go.set()
     linked.answer(2)
+    wait_until(lambda: not linked.desk._n_preparing)
     linked.call(9, "ping")
     assert linked.service.stats().n_prompt_tokens_computed <= 3  # the second's alone
     assert len([1 for number, batch in linked.events.items() for event in batch if event == events.Done()]) == 3
