@@ -127,6 +127,7 @@ def canary(found: Mapping[str, Any]) -> Iterator[str]:
             statuses[status] = statuses.get(status, 0) + n
     answered = ", ".join(f"{n} with {status}" for status, n in sorted(statuses.items()))
     yield f"{found['sent']} canaries sent, answered {answered}; **found: {found['found']}**."
+    yield f"Names of fields in errors and headers to the one who sent them, {found['told_back']} here, are not counted."
     yield table(("looked into", "places"), [[kind, n] for kind, n in sorted(found["places"].items())])
     if found["where"]:
         yield table(("found in", "place", "request"), [[w["where"], w["place"], w["request"]] for w in found["where"]])

@@ -37,6 +37,8 @@ PAGES = ("/metrics", "/health", "/livez", "/readyz", "/v1/models", "/openapi.jso
 N_AT_ONCE = 4
 TIMEOUT_S = 120.0
 MAX_FILE_BYTES = 64 << 20
+NAMES = ("chat: unknown field", "chat: stream_options", "chat: key of logit_bias", "body: duplicate key")
+"""Requests whose canary is the name of a field: errors and the list of ignored fields tell it to the caller."""
 ABORTS = (signal.SIGABRT, signal.SIGSEGV)
 
 
@@ -67,12 +69,16 @@ class Needle:
 
 @dataclass(slots=True)
 class Search:
-    """Looks in places and keeps what it found. `places`: how many of each kind it looked into."""
+    """Looks in places and keeps what it found. `places`: how many of each kind it looked into.
+
+    `told_back`: names of fields, told to the one who sent them.
+    """
 
     needle: Needle
     kinds: Mapping[int, str]
     places: Counter[str] = field(default_factory=Counter)
     found: list[dict[str, str]] = field(default_factory=list)
+    told_back: list[dict[str, str]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def look(self, kind: str, place: str, data: bytes) -> None:
@@ -82,7 +88,9 @@ class Search:
             self.places[kind] += 1
             for hit in hits:
                 of = self.kinds.get(int(hit), "?") if hit.isdigit() else hit
-                self.found.append({"where": kind, "place": place, "canary": hit, "request": of})
+                is_name = kind == "answer" and place == of and of in NAMES
+                found = self.told_back if is_name else self.found
+                found.append({"where": kind, "place": place, "canary": hit, "request": of})
 
 
 def exchange(url: str, raw: Raw) -> bytes:
@@ -244,6 +252,7 @@ def run(model: Path, n: int, variables: Mapping[str, str], arguments: list[str])
         "kinds": len(names),
         "found": len(search.found),
         "where": search.found,
+        "told_back": len(search.told_back),
         "places": dict(search.places),
         "servers": servers,
         "search_works": search_works(needle),

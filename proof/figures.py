@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from localllm.bench.stats import Estimate, estimate, median, paired_ratio
-from proof.sides import Burst, Side
+from proof.sides import Burst, BurstFailed, Side
 
 Round = Mapping[str, Burst]
 """What each side made of the same prompts, by its name."""
@@ -38,22 +38,42 @@ class Figure:
         return {**asdict(self), "reached": self.reached}
 
 
-def take_turns(
-    sides: Sequence[Side], prompts: Callable[[int], Sequence[Sequence[int]]], n_at_once: int, n_gen: int, n_rounds: int
-) -> list[dict[str, Burst]]:
-    """Let each side answer the same prompts, round after round, each time another side first.
+@dataclass(slots=True)
+class Turns:
+    """Lets sides answer the same prompts in turn. `left_out`: who is out of it, and why. Mutated by `take`.
 
-    One round before is not counted. `prompts(n)` draws prompts that nobody saw yet.
+    `prompts(n)` draws prompts that nobody saw yet.
     """
-    rounds = []
-    for turn in range(-1, n_rounds):
-        drawn = prompts(n_at_once)
-        first = turn % len(sides)
-        order = [*sides[first:], *sides[:first]]
-        found = {side.name: side.burst(drawn, n_gen) for side in order}
-        if turn >= 0:
-            rounds.append(found)
-    return rounds
+
+    sides: list[Side]
+    prompts: Callable[[int], Sequence[Sequence[int]]]
+    left_out: dict[str, str]
+
+    def take(self, n_at_once: int, n_gen: int, n_rounds: int) -> list[dict[str, Burst]]:
+        """Return `n_rounds` rounds, each with another side first; one before them is not counted.
+
+        A server of others that fails is left out from then on, and of the rounds before.
+        Raises: BurstFailed of a side of ours.
+        """
+        rounds = []
+        for turn in range(-1, n_rounds):
+            drawn = self.prompts(n_at_once)
+            first = turn % len(self.sides)
+            found = {side.name: self._burst(side, drawn, n_gen) for side in [*self.sides[first:], *self.sides[:first]]}
+            self.sides = [side for side in self.sides if side.name not in self.left_out]
+            if turn >= 0:
+                rounds.append(found)
+        names = [side.name for side in self.sides]
+        return [{name: burst for name in names if (burst := found[name]) is not None} for found in rounds]
+
+    def _burst(self, side: Side, drawn: Sequence[Sequence[int]], n_gen: int) -> Burst | None:
+        try:
+            return side.burst(drawn, n_gen)
+        except BurstFailed as error:
+            if side.name in (OURS, ENGINE, BARE):
+                raise
+            self.left_out[side.name] = str(error)
+            return None
 
 
 def speed_ratio(rounds: Sequence[Round], other: str) -> Estimate:

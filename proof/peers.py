@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import socket
 import subprocess
@@ -29,11 +28,16 @@ KV_TYPE_NUMBERS = {"f16": 1, "q4_0": 2, "q8_0": 8}
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What every server is started with; `settings` are those that ours was loaded with, by llama-bench's names."""
+    """What every server is started with.
+
+    `settings`: those that ours was loaded with, by llama-bench's names. `environment`: the caller's,
+    as it was before our own library was loaded (which sets what its threads do at a barrier).
+    """
 
     model: Path
     n_parallel: int
     settings: Mapping[str, Any]
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +89,10 @@ def python_server(folder: Path | None, wanted: Wanted, port: int, config: Path) 
     script = folder / "src" / "examples" / "server" / "server.py"
     if not script.is_file():
         return Peer(name, left_out="not there (peers.sh DIR)")
-    path = os.pathsep.join([str(folder / "site")])
+    path = str(folder / "site")
     probe = subprocess.run(
         [sys.executable, "-c", "import fastapi, websockets"],
-        env={**os.environ, "PYTHONPATH": path},
+        env={**wanted.environment, "PYTHONPATH": path},
         capture_output=True,
         check=False,
         timeout=60,
@@ -112,15 +116,17 @@ def python_server(folder: Path | None, wanted: Wanted, port: int, config: Path) 
         **({} if s["flash_attn"] in (-1, "auto") else {"flash_attn": s["flash_attn"] in (1, "on")}),
     }
     config.write_text(json.dumps({"server": {"host": "127.0.0.1", "port": port}, "model": model}), encoding="utf-8")
-    return Peer(name, (sys.executable, str(script), "-C", str(config)), {"PYTHONPATH": path})
+    # A library that it loads and never calls for text; our build of the package leaves it out.
+    variables = {"PYTHONPATH": path, "MTMD_CPP_LIB": str(folder / "build" / "bin")}
+    return Peer(name, (sys.executable, str(script), "-C", str(config)), variables)
 
 
 @contextlib.contextmanager
-def running(peer: Peer, port: int, log: Path) -> Iterator[Target]:
+def running(peer: Peer, wanted: Wanted, port: int, log: Path) -> Iterator[Target]:
     """Start a peer, wait until it answers, and end it. Raises PeerFailed."""
     with log.open("wb") as out:
         process = subprocess.Popen(
-            peer.command, env={**os.environ, **peer.variables}, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+            peer.command, env={**wanted.environment, **peer.variables}, stdin=subprocess.DEVNULL, stdout=out, stderr=out
         )
     try:
         target = Target("127.0.0.1", port)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import json
+import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from localllm.models.catalog import DEFAULT_ALIAS
 from localllm.runtime.config import LoadConfig, RuntimeConfig
 from localllm.runtime.service import Service
 from proof import crowds
-from proof.figures import BARE, ENGINE, OURS, Figure, burst_figures, samples, table, take_turns
+from proof.figures import BARE, ENGINE, OURS, Figure, Turns, burst_figures, samples, table
 from proof.output import MEASURED, header, model_path, tell, write_json
 from proof.peers import Peer, PeerFailed, Wanted, free_port, llama_server, python_server, running
 from proof.prompts import token_prompts
@@ -51,6 +51,7 @@ class Plan:
     n_newcomers: int
     idle_s: float
     peers: Path | None
+    environment: Mapping[str, str]
 
     @property
     def config(self) -> LoadConfig:
@@ -78,13 +79,13 @@ def opened(plan: Plan, folder: Path) -> Iterator[tuple[Serving, Service, list[Si
         ours = HttpSide(OURS, serving.target(), {"ignore_eos": True}, serving.pid)
         sides: list[Side] = [ours, EngineSide(ENGINE, service), BareSide(BARE, partial(bare_seconds, bare))]
         left_out = {}
-        wanted = Wanted(plan.model, N_PARALLEL, settings)
+        wanted = Wanted(plan.model, N_PARALLEL, settings, plan.environment)
         for peer, port, fields in peers(plan, wanted, service, folder):
             if peer.left_out:
                 left_out[peer.name] = peer.left_out
                 continue
             try:
-                target = stack.enter_context(running(peer, port, folder / f"{port}.log"))
+                target = stack.enter_context(running(peer, wanted, port, folder / f"{port}.log"))
             except PeerFailed as error:
                 left_out[peer.name] = str(error)
             else:
@@ -108,40 +109,41 @@ def drawer(service: Service, n_tokens: int) -> Callable[[int], Prompts]:
     return lambda n: list(itertools.islice(source, n))
 
 
-def measure(plan: Plan, folder: Path) -> dict[str, Any]:
-    """Measure everything in order."""
+def measure(plan: Plan, folder: Path, found: dict[str, Any]) -> None:
+    """Measure everything in order; what was measured when it is interrupted stays in `found`."""
     with opened(plan, folder) as (serving, service, sides, left_out):
         for name, reason in left_out.items():
             tell(f"left out: {name}: {reason}")
         draw = drawer(service, plan.n_prompt)
         ours = sides[0]
         assert isinstance(ours, HttpSide)
-        figures: list[Figure] = []
-        bursts: dict[str, Any] = {}
+        figures: list[dict[str, Any]] = []
+        found |= {"parameters": dict(service.model.settings), "left_out": left_out, "figures": figures, "bursts": {}}
+        turns = Turns(sides, draw, left_out)
         for n_at_once, n_rounds in ((1, plan.n_pairs), (4, plan.n_rounds), (8, plan.n_rounds)):
             tell(f"{n_at_once} at once, {n_rounds} rounds")
-            rounds = take_turns(sides, draw, n_at_once, plan.n_gen, n_rounds)
-            figures += burst_figures(rounds, n_at_once)
-            bursts[str(n_at_once)] = {"table": table(rounds), "rounds": samples(rounds)}
-        tell("newcomers")
-        itl_s = RuntimeConfig().itl_target_s
-        idle_ms = crowds.idle_ttft_ms(ours, draw, max(3, plan.n_newcomers))
+            rounds = turns.take(n_at_once, plan.n_gen, n_rounds)
+            figures += lines(burst_figures(rounds, n_at_once))
+            found["bursts"][str(n_at_once)] = {"table": table(rounds), "rounds": samples(rounds)}
         if plan.n_newcomers:
-            figures.append(crowds.newcomers(ours, draw, plan.n_newcomers, idle_ms, itl_s))
-            figures.append(crowds.against_many(ours, draw, plan.n_newcomers, idle_ms, itl_s))
-        tell("idle")
-        figures += crowds.idle_figures(serving, plan.idle_s)
+            tell("newcomers")
+            idle_ms = crowds.idle_ttft_ms(ours, draw, max(3, plan.n_newcomers))
+            found["idle_ttft_ms"] = round(idle_ms, 2)
+            itl_s = RuntimeConfig().itl_target_s
+            figures += lines([crowds.newcomers(ours, draw, plan.n_newcomers, idle_ms, itl_s)])
+            figures += lines([crowds.against_many(ours, draw, plan.n_newcomers, idle_ms, itl_s)])
+        tell(f"idle, {plan.idle_s:.0f} s")
+        figures += lines(crowds.idle_figures(serving, plan.idle_s))
         tell("stop")
-        of_stop, stop = crowds.stop_figures(serving, ours, draw, DRAIN_TIMEOUT_S)
-        figures += of_stop
-        return {
-            "parameters": dict(service.model.settings),
-            "left_out": left_out,
-            "idle_ttft_ms": round(idle_ms, 2),
-            "figures": [figure.line() for figure in figures],
-            "bursts": bursts,
-            "stop": stop,
-        }
+        of_stop, found["stop"] = crowds.stop_figures(serving, ours, draw, DRAIN_TIMEOUT_S)
+        figures += lines(of_stop)
+
+
+def lines(figures: Sequence[Figure]) -> list[dict[str, Any]]:
+    """Return figures as they stand in the result; tells them too."""
+    for figure in figures:
+        tell(f"  {'reached' if figure.reached else 'missed '} {figure.value:8.3f} {figure.unit:2s} {figure.what}")
+    return [figure.line() for figure in figures]
 
 
 def main(arguments: list[str]) -> int:
@@ -159,16 +161,22 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--idle", type=float, default=60.0, help="seconds")
     parser.add_argument("-o", "--output", type=Path)
     w = parser.parse_args(arguments)
+    environment = dict(os.environ)
     model = model_path(w.model)
-    plan = Plan(model, w.threads, w.ctx, w.prompt, w.gen, w.pairs, w.rounds, w.newcomers, w.idle, w.peers)
+    plan = Plan(model, w.threads, w.ctx, w.prompt, w.gen, w.pairs, w.rounds, w.newcomers, w.idle, w.peers, environment)
     settings = {"prompt_tokens": w.prompt, "gen_tokens": w.gen, "pairs": w.pairs, "rounds": w.rounds}
     head = header("serve", model, parallel=N_PARALLEL, retained=N_RETAINED, ctx=w.ctx, **settings)
-    with tempfile.TemporaryDirectory(prefix="localllm-proof-") as folder:
-        found = measure(plan, Path(folder))
     output = w.output or MEASURED / f"serve-{model.stem.lower()}.json"
-    write_json(output, head | found | {"load_average_after": fingerprint.load_average()})
+    found: dict[str, Any] = {}
+    is_whole = False
+    try:
+        with tempfile.TemporaryDirectory(prefix="localllm-proof-") as folder:
+            measure(plan, Path(folder), found)
+        is_whole = True
+    finally:
+        after = {"load_average_after": fingerprint.load_average(), "partial": not is_whole}
+        write_json(output if is_whole else output.with_suffix(".partial.json"), head | found | after)
     tell(f"{output}")
-    print(json.dumps(found["figures"], indent=1))
     return 0 if all(line["reached"] for line in found["figures"]) else 1
 
 

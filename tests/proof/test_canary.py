@@ -52,3 +52,11 @@ def test_what_is_found_tells_where_and_of_which_request(data: bytes, n: int) -> 
     search.look("log", "serve.log", data)
     assert search.places == {"log": 1}
     assert search.found == [{"where": "log", "place": "serve.log", "canary": "00001", "request": "stop"}][:n]
+
+
+def test_the_name_of_a_field_may_be_told_to_the_one_who_sent_it_alone() -> None:
+    search = Search(NEEDLE, {1: "chat: unknown field"})
+    for kind, place in (("answer", "chat: unknown field"), ("answer", "stop"), ("log", "serve.log")):
+        search.look(kind, place, NEEDLE.canary(1).encode())
+    assert [hit["place"] for hit in search.told_back] == ["chat: unknown field"]
+    assert [hit["place"] for hit in search.found] == ["stop", "serve.log"]

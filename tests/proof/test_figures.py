@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from localllm.bench.calls import End, Outcome
-from proof.figures import BARE, ENGINE, OURS, Figure, burst_figures, table, take_turns
+from proof.figures import BARE, ENGINE, OURS, Figure, Turns, burst_figures, table
 from proof.sides import Burst, BurstFailed, burst_of
 
 SLOW = Burst(n_tokens=400, total_s=4.0, ttft_ms=(110.0, 130.0), pace_ms=20.0, cpu_s=0.04)
@@ -66,10 +66,32 @@ def test_sides_take_turns_on_the_same_fresh_prompts() -> None:
         n_drawn += 1
         return [(n_drawn, i) for i in range(n)]
 
-    rounds = take_turns([Scripted("a", turns), Scripted("b", turns), Scripted("c", turns)], draw, 2, 5, 3)
+    rounds = Turns([Scripted("a", turns), Scripted("b", turns), Scripted("c", turns)], draw, {}).take(2, 5, 3)
     assert len(rounds) == 3  # the first, not counted, is gone
     assert [name for name, _ in turns] == ["c", "a", "b", "a", "b", "c", "b", "c", "a", "c", "a", "b"]
     assert [prompt[0] for _, prompt in turns] == [n for n in (1, 2, 3, 4) for _ in range(3)]
+
+
+class Failing(Scripted):
+    """A side that fails at its second turn."""
+
+    def burst(self, prompts: Sequence[Sequence[int]], n_gen: int) -> Burst:
+        if self.turns:
+            raise BurstFailed("it fell over")
+        return super().burst(prompts, n_gen)
+
+
+def test_a_server_of_others_that_fails_is_left_out() -> None:
+    left_out: dict[str, str] = {}
+    turns = Turns([Scripted(OURS), Failing("other")], lambda n: [(1,)] * n, left_out)
+    assert [set(found) for found in turns.take(1, 5, 3)] == [{OURS}] * 3
+    assert left_out == {"other": "it fell over"}
+    assert [set(found) for found in turns.take(1, 5, 1)] == [{OURS}]
+
+
+def test_a_side_of_ours_that_fails_ends_it() -> None:
+    with pytest.raises(BurstFailed):
+        Turns([Failing(OURS)], lambda n: [(1,)] * n, {}).take(1, 5, 1)
 
 
 ANSWER = Outcome("", 0, End.ANSWER, True, 200, 10.0, 10.0, 10.1, 11.2, (10.5, 10.75, 11.0), finish_reasons=("length",))

@@ -90,6 +90,7 @@ def test_canary(measured: Path) -> None:
         "sent": 4,
         "kinds": 70,
         "found": 1,
+        "told_back": 3,
         "where": [{"where": "log", "place": "serve.log", "canary": "00001", "request": "stop"}],
         "places": {"log": 2},
         "servers": [{"statuses": {"200": 1, "400": 1}}, {"statuses": {"400": 2}}],

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from proof.peers import Wanted, free_port, llama_server, python_server
@@ -18,7 +19,7 @@ SETTINGS = {
     "use_mmap": True,
     "repack": False,
 }
-WANTED = Wanted(Path("m.gguf"), 8, SETTINGS)
+WANTED = Wanted(Path("m.gguf"), 8, SETTINGS, dict(os.environ))
 
 
 def built(tmp_path: Path) -> Path:
