@@ -112,9 +112,11 @@ class RequestRecord:
         self._last_token_s[choice] = now_s
         if self.first_token_s is None:
             self.first_token_s = now_s
-        if last_s is not None:
-            self.itl.observe((now_s - last_s) / n, n)
-            self.itl_max_s = max(self.itl_max_s, now_s - last_s)
+        if last_s is None:
+            self.itl.observe(0.0, n - 1)
+            return
+        self.itl.observe((now_s - last_s) / n, n)
+        self.itl_max_s = max(self.itl_max_s, now_s - last_s)
 
     def _finished(self, event: events.Finished) -> None:
         """Take the reason of a choice; of several, the one that tells most."""

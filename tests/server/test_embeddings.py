@@ -23,6 +23,7 @@ from localllm.server import embeddings
 from localllm.server.state import ServerSettings, draining
 from tests.fake_engine import BOS, N_EMBD, N_VOCAB, SPEC, FakeEngine, fake_embedding
 from tests.server.fakes import Running, fake_supervisor, serving
+from tests.server.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +130,7 @@ def test_too_long_an_input_is_named_by_its_index_and_nothing_is_embedded(running
     assert reply.error["param"] == "input"
     assert reply.error["index"] == 1
     assert reply.error["n_prompt_tokens"] == SPEC.max_embed_tokens + 1
-    assert len(running.worker.service._loop._engine.embeds) == n_embeds  # type: ignore[attr-defined]
+    assert running.worker.service.stats().n_embedded_texts == n_embedded
 
 
 def test_the_longest_input_fits(running: Running) -> None:
@@ -222,7 +223,7 @@ def test_more_than_memory_holds_is_refused_before_work(running: Running, monkeyp
 def test_usage_and_times_reach_log_and_metrics(running: Running) -> None:
     reply = embed(running, ["abc", "d"])
     assert float(reply.headers["x-localllm-queue-ms"]) >= 0
-    time.sleep(0.1)
+    wait_until(lambda: reply.headers["x-request-id"] in running.log.getvalue())
     (line,) = [x for x in running.log.getvalue().splitlines() if reply.headers["x-request-id"] in x]
     assert "prompt_tokens=6" in line
     assert "inputs=2" in line
@@ -321,10 +322,3 @@ def test_asynchronous_clients_that_ask_at_once_each_get_their_own(running: Runni
                 assert np.asarray(entry.embedding, np.float32) == pytest.approx(of_text(text), abs=1e-6)
 
     asyncio.run(ask())
-
-
-def wait_until(condition: Any, timeout_s: float = 20.0) -> None:
-    end_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end_s, "it did not happen"
-        time.sleep(0.01)

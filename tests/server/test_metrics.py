@@ -13,12 +13,15 @@ from hypothesis import strategies as st
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from localllm.errors import TimedOut
 from localllm.runtime.events import Done, Error, Event, Finished, Token, Usage
 from localllm.runtime.metrics import RuntimeStats
 from localllm.server import histograms
 from localllm.server.histograms import PART_BOUNDS_S, REQUEST_BOUNDS_S, TOKEN_BOUNDS_S, Histogram
 from localllm.server.metrics import Metrics, Reading
 from localllm.server.record import RequestRecord
+from tests.fake_engine import fake_service
+from tests.server.fakes import FakeSupervisor, FakeWorker, Running, serving
 
 CHAT = "/v1/chat/completions"
 NAMES = (
@@ -228,3 +231,75 @@ def test_scrapes_beside_observations_are_consistent_and_never_fall() -> None:
     n_requests = sum(s.value for s in families["localllm_requests"].samples)
     ttft = families["localllm_time_to_first_token_seconds"]
     assert sum(s.value for s in ttft.samples if s.name.endswith("_count")) == n_requests
+
+
+# --- over HTTP
+
+
+def scrape(running: Running) -> dict[str, Metric]:
+    reply = running.get("/metrics")
+    assert (reply.status, reply.headers["content-type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
+    return parsed(reply.body.decode())
+
+
+def test_the_page_tells_what_clients_saw_and_what_workers_count() -> None:
+    supervisor = FakeSupervisor(FakeWorker("fake", fake_service()), stored=["other"])
+    with serving(supervisor) as running:
+        body = {"prompt": "abc", "max_tokens": 6, "ignore_eos": True}
+        for stream in (False, True):
+            assert running.post("/v1/completions", {**body, "stream": stream}).status == 200
+        running.post("/v1/embeddings", {"input": ["a", "b"]})
+        running.post("/v1/completions", {"prompt": "a", "model": "UNKNOWN"})
+        running.get("/no/such/route/SECRET")
+        running.request("BREW", "/health")
+        families = scrape(running)
+        labels = {"route": "/v1/completions", "model": "fake", "finish_reason": "length", "code": "200"}
+        assert value(families["localllm_requests"], "_total", **labels) == 2
+        assert value(families["localllm_generation_tokens"], "_total", model="fake") == 12
+        assert value(families["localllm_embedded_texts"], "_total", model="fake") == 2
+        assert value(families["localllm_time_to_first_token_seconds"], "_count", model="fake") == 2
+        assert value(families["localllm_inter_token_latency_seconds"], "_count", model="fake") == 10
+        for phase in ("queue_time", "prefill", "decode", "tokenise", "sample", "ipc"):
+            assert value(families[f"localllm_{phase}_seconds"], "_count", model="fake") >= 2
+        assert value(families["localllm_model_loaded"], model="other") == 0
+        assert value(families["localllm_worker_answered"], model="fake") == 1
+        assert value(families["localllm_kv_cache_usage_ratio"], model="fake") <= 1
+        assert value(families["localllm_memory_bytes"], kind="server", model="") > 1_000_000
+        routes = {s.labels["route"] for s in families["localllm_requests"].samples}
+        assert routes <= {"/v1/completions", "/v1/embeddings", "/health", "other"}
+        page = running.get("/metrics").body.decode()
+        assert not [text for text in ("UNKNOWN", "SECRET", "BREW", "conn:", "key:") if text in page]
+
+
+def test_a_worker_that_hangs_does_not_hang_the_page() -> None:
+    with serving() as running:
+        running.worker.fails["stats"] = TimedOut("late")
+        families = scrape(running)
+        assert value(families["localllm_worker_answered"], model="fake") == 0
+        assert families["localllm_generation_tokens"].samples == []
+
+
+def test_scrapes_beside_work_are_consistent_and_counters_never_fall() -> None:
+    with serving() as running:
+        body = {"prompt": "abc", "max_tokens": 5, "ignore_eos": True, "stream": True}
+        workers = [
+            threading.Thread(target=lambda: [running.post("/v1/completions", body) for _ in range(10)])
+            for _ in range(3)
+        ]
+        for thread in workers:
+            thread.start()
+        last: dict[str, float] = {}
+        while any(thread.is_alive() for thread in workers):
+            families = scrape(running)
+            check_histograms(families.values())
+            now = {
+                f"{s.name}{sorted(s.labels.items())}": s.value
+                for family in families.values()
+                if family.type in ("counter", "histogram")
+                for s in family.samples
+            }
+            assert all(now[name] >= before for name, before in last.items())
+            last = now
+        families = scrape(running)
+        assert value(families["localllm_time_to_first_token_seconds"], "_count", model="fake") == 30
+        assert value(families["localllm_generation_tokens"], "_total", model="fake") == 150

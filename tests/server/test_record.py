@@ -41,6 +41,11 @@ def test_tokens_that_come_together_share_the_gap() -> None:
     assert record.itl.counts[record.itl.bounds.index(0.15)] == 4
 
 
+def test_tokens_that_come_with_the_first_one_have_no_gap() -> None:
+    record = record_of((101.0, [Token(0, "abc", (1, 2, 3)), Token(1, "x", (1,))]))
+    assert (record.itl.n, record.itl.total, record.n_completion_tokens) == (2, 0.0, 4)
+
+
 def test_gaps_are_counted_for_each_choice_alone() -> None:
     record = record_of(
         (101.0, [Token(0, "a", (1,)), Token(1, "x", (1,))]),
