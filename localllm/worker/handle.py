@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -64,12 +65,18 @@ class Worker:
         """Say whether it owes anybody an answer."""
         return bool(self.link.streams) or self.link.n_calls > 0
 
-    @property
-    def last_words(self) -> str:
-        """What it printed as it ended, as far as that may be told, and how many lines more."""
-        stderr = self._process.stderr
-        more = f"{stderr.n_other_lines} other lines" if stderr.n_other_lines else ""
-        return "; ".join([*stderr.lines, more] if more else stderr.lines)
+    def how_it_ended(self, code: int) -> str:
+        """Return what was seen of its death, for people, with its last words as far as those may be told."""
+        seen, stderr = self.link.end_reason, self._process.stderr
+        if self.is_hung or seen != CONNECTION_ENDED:
+            how = seen
+        elif code < 0:
+            how = f"its process was ended by {_signal_name(-code)}"
+        else:
+            how = f"its process ended with code {code}"
+        more = [f"{stderr.n_other_lines} other lines"] if stderr.n_other_lines else []
+        words = "; ".join([*stderr.lines, *more])
+        return f"{how} ({words})" if words else how
 
     def submit(self, request: Request) -> EventStream:
         """Start a request; a refusal comes as its only event. Raises: Unavailable where the worker is dead."""
@@ -221,6 +228,13 @@ def resident_bytes(pid: int) -> int:
         return int(psutil.Process(pid).memory_info().rss)
     except psutil.Error:
         return 0
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _ignore() -> None:

@@ -1,13 +1,15 @@
-"""The values of the supervisor: what it is told to keep, what it shows of a model, and when a restart is due."""
+"""The supervisor's values and rules: states, entries, settings, when a restart is due, what is told meanwhile."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from localllm.errors import LocalLLMError, ModelNotFound, ModelRefused, NotEnoughMemory, Unavailable
 from localllm.runtime.config import LoadConfig, RuntimeConfig
 
 
@@ -87,3 +89,35 @@ class Restarts:
         if self.n_deaths >= MAX_DEATHS:
             return None
         return BACKOFF_S[min(self.n_deaths, len(BACKOFF_S)) - 1]
+
+
+RETRY_FAILED_S = 30
+
+
+def resting_place(error: LocalLLMError) -> tuple[ModelState, LocalLLMError]:
+    """Return where a model rests that could not be loaded, and what those who ask for it are told."""
+    match error:
+        case ModelRefused():
+            return ModelState.REFUSED, error
+        case NotEnoughMemory() | ModelNotFound():
+            return ModelState.FAILED, error
+        case Unavailable():  # nothing is wrong with it
+            return ModelState.UNLOADED, error
+    text = f"The model could not be loaded: {error.message}"
+    return ModelState.FAILED, Unavailable(text, error.hint, retry_after_s=RETRY_FAILED_S)
+
+
+def died_too_often(n_deaths: int, how: str) -> Unavailable:
+    """Return what is told of a model that is not started again by itself."""
+    text = f"The model's process died {n_deaths} times in a row: {how}."
+    return Unavailable(text, "look at the server's log", retry_after_s=RETRY_FAILED_S)
+
+
+def not_yet(state: ModelState, left_s: float) -> Unavailable:
+    """Return what is told of a model that is on its way, probably for `left_s` more."""
+    is_restarting = state is ModelState.RESTARTING
+    text = "The model's process died; it is being started again." if is_restarting else "The model is being loaded."
+    retry_after_s = max(1, math.ceil(left_s))
+    error = Unavailable(text, "try again in a moment", retry_after_s=retry_after_s, state=state.value)
+    error.code = "restarting" if is_restarting else "loading"
+    return error

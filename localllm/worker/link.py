@@ -237,7 +237,7 @@ class Link(asyncio.Protocol):
                 self._answer(frame.number, lambda answer: answer.set_result(frame.value))
             case Failed():
                 self._take_failure(frame)
-            case Loaded() if not self.loaded.done():
+            case Loaded() if frame.model and not self.loaded.done():
                 self.loaded.set_result(frame.model)
             case Log():
                 self._log(frame.level, frame.text)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from localllm.errors import ModelNotFound, UsageError
-from localllm.models import filenames, reference
+from localllm.models import catalog, filenames, reference
 from localllm.models.resolve import ModelFile, resolve
 from localllm.models.store import Store
 
@@ -86,7 +86,7 @@ def in_store() -> list[Known]:
 
 
 def choose(text: str, models: Sequence[Known]) -> Known:
-    """Return the model called `text`, else the only one whose name contains it (in any case).
+    """Return the first model called `text`, else the only one whose name contains it (in any case).
 
     Raises: ModelNotFound, which lists what there is and does not repeat what was asked for.
     """
@@ -94,8 +94,8 @@ def choose(text: str, models: Sequence[Known]) -> Known:
         raise not_found("That cannot be a model's name", models)
     wanted = folded(text)
     fitting = (
-        [one for one in models if text in (one.name, *one.aliases)]
-        or [one for one in models if wanted in map(folded, (one.name, *one.aliases))]
+        [one for one in models if text in (one.name, *one.aliases)][:1]
+        or [one for one in models if wanted in map(folded, (one.name, *one.aliases))][:1]
         or [one for one in models if any(wanted in folded(name) for name in (one.name, *one.aliases))]
     )
     if len(fitting) == 1:
@@ -115,7 +115,8 @@ def not_found(sentence: str, models: Sequence[Known]) -> ModelNotFound:
     names = [one.name for one in models[:MAX_LISTED]]
     more = f" and {len(models) - MAX_LISTED} more" if len(models) > MAX_LISTED else ""
     there = f"{', '.join(names)}{more}" if names else "none"
-    return ModelNotFound(f"{sentence}; there are: {there}.", "localllm ls" if names else "localllm pull smollm2:135m")
+    hint = "localllm ls" if names else f"localllm pull {catalog.DEFAULT_ALIAS}"
+    return ModelNotFound(f"{sentence}; there are: {there}.", hint, field="model")
 
 
 def _named(text: str, file: ModelFile, taken: set[str]) -> Known:

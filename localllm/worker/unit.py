@@ -13,8 +13,16 @@ from dataclasses import dataclass, field
 from localllm.errors import LocalLLMError, ModelNotFound, ModelRefused, NotEnoughMemory, Unavailable
 from localllm.worker.description import config_to_wire, runtime_to_wire
 from localllm.worker.handle import Gone, StartProcess, Worker, resident_bytes
-from localllm.worker.lifecycle import ModelEntry, ModelState, Restarts, SupervisorSettings
-from localllm.worker.link import CONNECTION_ENDED, STOPPED
+from localllm.worker.lifecycle import (
+    ModelEntry,
+    ModelState,
+    Restarts,
+    SupervisorSettings,
+    died_too_often,
+    not_yet,
+    resting_place,
+)
+from localllm.worker.link import STOPPED
 from localllm.worker.naming import Known
 from localllm.worker.poison import NATIVE_DEATHS, PoisonLedger
 from localllm.worker.protocol import Load
@@ -23,7 +31,6 @@ COOLDOWN_S = 5.0
 """After a load failed, requests get its error for so long before one of them tries again."""
 
 _USUAL_LOAD_S = 5.0
-_RETRY_FAILED_S = 30
 _LOADER_CRASHES = frozenset((signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE))
 _AT_REST = (ModelState.UNLOADED, ModelState.FAILED, ModelState.REFUSED)
 
@@ -72,7 +79,7 @@ class ModelUnit:
         self._loaded_identity: object = None
         self._refused_identity: object = None
         if known.problem:
-            self._refuse(ModelRefused(f"{known.name} cannot be used: {known.problem}", "localllm ls"))
+            self._rest(ModelState.REFUSED, ModelRefused(f"{known.name} cannot be used: {known.problem}", "localllm ls"))
 
     @property
     def worker(self) -> Worker | None:
@@ -136,7 +143,7 @@ class ModelUnit:
             has_tried = True
             left_s = end_s - time.monotonic()
             if left_s <= 0:
-                raise self._not_yet()
+                raise not_yet(self.state, self._left_s)
             changed = self._changed
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(changed.wait(), None if left_s == math.inf else left_s)
@@ -268,19 +275,13 @@ class ModelUnit:
         was_loaded = bool(worker.model)
         if -code in NATIVE_DEATHS or worker.is_hung:
             self._ledger.died_with(worker.dying_step(), worker.ran_alone, time.monotonic())
-        how = _how_it_ended(code, worker)
+        how = worker.how_it_ended(code)
         worker.dispose()
         self._current = None
         identity = self.known.identity()
         if not was_loaded and -code in _LOADER_CRASHES and not worker.is_hung and identity != self._loaded_identity:
-            self._refused_identity = identity
-            self._refuse(
-                ModelRefused(
-                    f"Loading {self.known.name} crashes its process ({how}); it is not tried again.",
-                    f"replace the file, or check it: localllm show {self.known.name}",
-                )
-            )
-            return None
+            text = f"loading it crashes its process ({how}); it is not tried again until the file changes"
+            return self._failed(ModelRefused(f"{self.known.name}: {text}.", f"localllm show {self.known.name}"))
         return self._died(how)
 
     async def _bury_failed(self) -> None:
@@ -294,14 +295,7 @@ class ModelUnit:
         name, n_deaths = self.known.name, self._restarts.n_deaths
         if due_s is None:
             self._around.log("error", f"{name}: {how}; not started again by itself after {n_deaths} times")
-            self._rest(
-                ModelState.FAILED,
-                Unavailable(
-                    f"The model's process died {n_deaths} times in a row: {how}.",
-                    "look at the server's log",
-                    retry_after_s=_RETRY_FAILED_S,
-                ),
-            )
+            self._rest(ModelState.FAILED, died_too_often(n_deaths, how))
             return None
         self._around.log("error", f"{name}: {how}; it is started again in {due_s:g} s")
         self.error = Unavailable(f"The model's process died: {how}.", retry_after_s=1)
@@ -315,20 +309,8 @@ class ModelUnit:
         self._around.log("error", f"{self.known.name}: not loaded: {error.message}")
         if isinstance(error, ModelRefused):
             self._refused_identity = self.known.identity()
-            self._refuse(error)
-        elif isinstance(error, (NotEnoughMemory, ModelNotFound)):
-            self._rest(ModelState.FAILED, error)
-        elif isinstance(error, Unavailable):  # nothing is wrong with it
-            self._rest(ModelState.UNLOADED, error)
-        else:
-            told = Unavailable(
-                f"The model could not be loaded: {error.message}", error.hint, retry_after_s=_RETRY_FAILED_S
-            )
-            self._rest(ModelState.FAILED, told)
+        self._rest(*resting_place(error))
         return None
-
-    def _refuse(self, error: ModelRefused) -> None:
-        self._rest(ModelState.REFUSED, error)
 
     def _rest(self, state: ModelState, error: LocalLLMError) -> None:
         self.error = error
@@ -346,15 +328,11 @@ class ModelUnit:
         if has_tried or is_same or is_cooling or self.known.problem:
             raise self.error
 
-    def _not_yet(self) -> Unavailable:
-        now_s = time.monotonic()
-        if self.state is ModelState.RESTARTING:
-            text, left_s = "The model's process died; it is being started again.", self._due_s - now_s + self._load_s
-        else:
-            text, left_s = "The model is being loaded.", self._began_s - now_s + self._load_s
-        return Unavailable(
-            text, "try again in a moment", retry_after_s=max(1, math.ceil(left_s)), state=self.state.value
-        )
+    @property
+    def _left_s(self) -> float:
+        """How long it may still take to be ready, judging by the last time."""
+        start_s = self._due_s if self.state is ModelState.RESTARTING else self._began_s
+        return start_s + self._load_s - time.monotonic()
 
     def _use(self) -> None:
         self.used_s = time.monotonic()
@@ -371,25 +349,6 @@ class ModelUnit:
 
     def _log_of_worker(self, level: str, text: str) -> None:
         self._around.log(level, f"{self.known.name}: {text}")
-
-
-def _how_it_ended(code: int, worker: Worker) -> str:
-    """Return what was seen of a death, for people."""
-    seen = worker.link.end_reason
-    if worker.is_hung or seen != CONNECTION_ENDED:
-        how = seen
-    elif code < 0:
-        how = f"its process was ended by {_signal_name(-code)}"
-    else:
-        how = f"its process ended with code {code}"
-    return f"{how} ({worker.last_words})" if worker.last_words else how
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _ignore() -> None:

@@ -158,7 +158,7 @@ def test_a_request_waits_for_a_load_only_so_long(tmp_path: Path) -> None:
         async with supervised(planned(tmp_path / "m.gguf", load_s=0.5)) as supervisor:
             with pytest.raises(Unavailable, match="being loaded") as caught:
                 await supervisor.worker(None, wait_s=0.05)
-            assert caught.value.details["state"] == "loading"
+            assert (caught.value.code, caught.value.details["state"]) == ("loading", "loading")
             assert caught.value.details["retry_after_s"] >= 1
             await supervisor.worker(None)
 
