@@ -133,12 +133,12 @@ class Connection(H11Protocol):
                 ("connection", "close"),
             ]
             status = error.http_status
-            for event in (
+            told = (
                 h11.Response(status_code=status, headers=headers, reason=STATUS_PHRASES[status]),
                 h11.Data(data=body),
                 h11.EndOfMessage(),
-            ):
-                self.transport.write(self.conn.send(event) or b"")
+            )
+            self.transport.write(b"".join(self.conn.send(event) or b"" for event in told))
         self.transport.close()
 
     def _look(self) -> None:
