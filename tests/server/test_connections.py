@@ -163,7 +163,6 @@ def test_slow_and_silent_clients_do_not_hold_up_a_good_one() -> None:
     [
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
         b"GET\r\n\r\n",
-        b"GET / HTTP/9.9\r\n\r\n",
         b"\r\n" * 50 + b"x\r\n\r\n",
         b"GET /livez HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n",
         b"GET /livez HTTP/1.1\r\n\r\n",
