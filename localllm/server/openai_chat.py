@@ -111,7 +111,7 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
 
 def _check_part(part: Any, where: str) -> None:
     kind = part.get("type") if isinstance(part, dict) else "text" if isinstance(part, str) else None
-    if kind not in _TEXT_PARTS:
+    if not isinstance(kind, str) or kind not in _TEXT_PARTS:
         raise UsageError("This model reads text only, and a part of a message is none.", "send text parts", field=where)
 
 
