@@ -75,6 +75,11 @@ class ChatTemplate:
         self._compiled: tuple[Sandbox, Template, Spellings] | None = None
         self._arguments_as_text = bool(_TAKES_TEXT.search(source)) and not _WANTS_OBJECT.search(source)
 
+    @property
+    def takes_tools(self) -> bool:
+        """Say whether tools that are given reach the prompt at all."""
+        return "tools" in self._source
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -92,6 +92,11 @@ class Service:
         return self._facts.template is not None
 
     @property
+    def takes_tools(self) -> bool:
+        """Say whether the chat template shows a request's tools to the model."""
+        return self._facts.template is not None and self._facts.template.takes_tools
+
+    @property
     def is_alive(self) -> bool:
         """Say whether submitted work will be done."""
         return self._loop.is_alive

@@ -35,6 +35,7 @@ def describe_loaded(service: Service, config: LoadConfig) -> dict[str, Any]:
         "n_params": info.n_params,
         "size_bytes": info.size_bytes,
         "can_chat": service.can_chat,
+        "takes_tools": service.takes_tools,
         "can_fill_in": service.tokenizer.vocabulary.fim_ids is not None,
         "max_embed_tokens": spec.max_embed_tokens,
         "sampling": asdict(model.sampling),

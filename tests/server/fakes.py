@@ -200,6 +200,7 @@ def described(name: str, service: Service) -> dict[str, Any]:
         "n_params": 1_000_000,
         "size_bytes": 2_000_000,
         "can_chat": service.can_chat,
+        "takes_tools": service.takes_tools,
         "can_fill_in": False,
         "max_embed_tokens": service.spec.max_embed_tokens,
         "sampling": {"temperature": 0.0},

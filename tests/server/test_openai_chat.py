@@ -13,7 +13,7 @@ import pytest
 from localllm.errors import QueueFull, Unavailable
 from localllm.runtime.types import ChatRequest
 from localllm.server.state import ServerSettings
-from tests.fake_engine import EOS, FakeEngine
+from tests.fake_engine import EOS, TEMPLATE, FakeEngine
 from tests.server.fakes import Running, fake_supervisor, serving
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -306,13 +306,24 @@ def test_history_with_tool_calls_and_null_content_is_taken(running: Running) -> 
         assert reply.status == 200
 
 
-def test_tools_are_rendered_and_said_so(running: Running) -> None:
-    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
-    for choice in ("auto", "none", None):
-        reply = chat(running, tools=tools, tool_choice=choice)
-        assert reply.headers["x-localllm-tools"] == "rendered"
-        assert list(submitted(running).tools) == tools
-    assert "x-localllm-tools" not in chat(running).headers
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+
+
+def test_tools_are_rendered_and_said_so() -> None:
+    template = TEMPLATE.replace("{% for m", "{% for t in tools or [] %}{{ t.function.name }};{% endfor %}{% for m", 1)
+    with serving(fake_supervisor(template=template)) as running:
+        n_without = chat(running).json["usage"]["prompt_tokens"]
+        for choice in ("auto", "none", None):
+            for stream in (False, True):
+                reply = chat(running, tools=TOOLS, tool_choice=choice, stream=stream)
+                assert reply.headers["x-localllm-tools"] == "rendered"
+            assert list(submitted(running).tools) == TOOLS
+        assert chat(running, tools=TOOLS).json["usage"]["prompt_tokens"] == n_without + 2
+        assert "x-localllm-tools" not in chat(running).headers
+
+
+def test_tools_that_the_template_knows_nothing_of_are_said_to_be_ignored(running: Running) -> None:
+    assert chat(running, tools=TOOLS).headers["x-localllm-tools"] == "ignored-by-template"
 
 
 def test_unknown_fields_are_listed_and_inert_ones_are_not(running: Running) -> None:
