@@ -71,11 +71,13 @@ def _request(asked: ChatBody, scope: Scope) -> ChatRequest:
     check_messages(asked.messages)
     _check_tool_choice(asked.tool_choice)
     record = record_of(scope)
-    max_tokens = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
+    limits = {limit for limit in (asked.max_tokens, asked.max_completion_tokens) if limit is not None}
+    if len(limits) > 1:
+        raise UsageError("max_tokens and max_completion_tokens disagree.", "send one of them", field="max_tokens")
     return ChatRequest(
         messages=tuple(asked.messages),
         options=options.generation_options(
-            asked, max_tokens=max_tokens, logprobs=_n_logprobs(asked), client=record.client
+            asked, max_tokens=next(iter(limits), None), logprobs=_n_logprobs(asked), client=record.client
         ),
         tools=tuple(asked.tools or ()),
         template_kwargs=asked.chat_template_kwargs or {},

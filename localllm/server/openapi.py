@@ -216,9 +216,20 @@ def _answer(operation: Operation) -> Schema:
     else:
         content = {"application/json": {"schema": _ref(operation.told)}}
     if operation.chunk is not None:
-        text = f"Events whose data is a {operation.chunk.__name__}, or an ErrorBody as the last one; then [DONE]."
-        content["text/event-stream"] = {"schema": {"type": "string", "description": text}}
+        content["text/event-stream"] = {"schema": _event(operation.chunk)}
     return {"description": operation.summary, "headers": {n: _HEADERS[n] for n in names}, "content": content}
+
+
+def _event(chunk: type) -> Schema:
+    """Return the schema of each server-sent event of a stream."""
+    parts = {"anyOf": [_ref(chunk), _ref(answer_schemas.ErrorBody)]}
+    told = {"type": "string", "contentMediaType": "application/json", "contentSchema": parts}
+    return {
+        "description": "Each event. An ErrorBody is the last one; else [DONE] is.",
+        "type": "object",
+        "properties": {"data": {"anyOf": [{"const": "[DONE]"}, told]}},
+        "required": ["data"],
+    }
 
 
 def _failure(status: int, operation: Operation) -> Schema:
