@@ -201,7 +201,7 @@ def described(name: str, service: Service) -> dict[str, Any]:
         "size_bytes": 2_000_000,
         "can_chat": service.can_chat,
         "takes_tools": service.takes_tools,
-        "can_fill_in": False,
+        "can_fill_in": service.tokenizer.vocabulary.fim_ids is not None,
         "max_embed_tokens": service.spec.max_embed_tokens,
         "sampling": {"temperature": 0.0},
         "settings": {},
@@ -372,6 +372,14 @@ class Running:
     def run(self, coroutine: Any) -> Any:
         """Run a coroutine on the server's loop and return what it gives."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(20)
+
+
+def wait_until(holds: Callable[[], bool], timeout_s: float = 5) -> None:
+    """Return as soon as a condition holds; fail where it does not in time."""
+    deadline_s = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline_s, "it did not happen in time"
+        time.sleep(0.002)
 
 
 def fake_supervisor(engine: FakeEngine | None = None, name: str = "fake", **service: Any) -> FakeSupervisor:

@@ -28,7 +28,15 @@ from localllm.runtime.types import Request
 from localllm.server.state import Limits, ServerSettings, draining
 from localllm.worker.protocol import error_event
 from tests.fake_engine import FakeEngine, fake_service
-from tests.server.fakes import FakeStream, FakeSupervisor, FakeWorker, Running, fake_supervisor, serving
+from tests.server.fakes import (
+    FakeStream,
+    FakeSupervisor,
+    FakeWorker,
+    Running,
+    fake_supervisor,
+    serving,
+    wait_until,
+)
 
 HELLO = [{"role": "user", "content": "hello"}]
 QUEUED = events.Queued("r", 0)
@@ -112,13 +120,6 @@ class Connection:
 
     def close(self) -> None:
         self.sock.close()
-
-
-def wait_until(holds: Callable[[], bool], timeout_s: float = 5) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline_s, "it did not happen in time"
-        time.sleep(0.002)
 
 
 @contextlib.contextmanager

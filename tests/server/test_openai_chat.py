@@ -14,7 +14,7 @@ from localllm.errors import QueueFull, Unavailable
 from localllm.runtime.types import ChatRequest
 from localllm.server.state import ServerSettings
 from tests.fake_engine import EOS, TEMPLATE, FakeEngine
-from tests.server.fakes import Running, fake_supervisor, serving
+from tests.server.fakes import Running, fake_supervisor, serving, wait_until
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -384,7 +384,7 @@ def test_the_callers_request_id_is_kept_where_it_can_go_anywhere(running: Runnin
     assert reply.headers["x-request-id"] == "my-id.1"
     assert submitted(running).request_id == "my-id.1"
     assert reply.json["id"] == "chatcmpl-my-id.1"
-    assert "request_id=my-id.1" in running.log.getvalue()
+    wait_until(lambda: "request_id=my-id.1" in running.log.getvalue())
     for bad in ("", "a b", "x" * 65, "ü"):
         sent = {"x-request-id": bad.encode().decode("latin-1")}
         reply = running.post("/v1/chat/completions", {"messages": HELLO, "max_tokens": 1}, sent)

@@ -9,7 +9,8 @@ import openai
 import pytest
 
 from localllm.runtime.types import CompletionRequest
-from tests.fake_engine import FakeEngine
+from tests.byte_tokenizer import ByteTokenizer
+from tests.fake_engine import SPECIALS, FakeEngine
 from tests.server.fakes import Running, fake_supervisor, serving
 
 
@@ -128,7 +129,6 @@ def test_echo_puts_the_prompt_before_the_answer(running: Running) -> None:
         ({"best_of": 3, "n": 2}, "best_of"),
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
-        ({"suffix": "x"}, "suffix"),
         ({"grammar": "x"}, "grammar"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"n_predict": 5}, "n_predict"),
@@ -138,6 +138,21 @@ def test_what_cannot_be_honoured_is_a_400_that_names_it(running: Running, fields
     reply = complete(running, **fields)
     assert reply.status == 400
     assert reply.error["param"] == param
+
+
+def test_a_suffix_is_filled_in_before_where_the_model_can(running: Running) -> None:
+    reply = complete(running, "def f(", suffix="return 1")
+    assert reply.status == 200
+    assert reply.json["usage"]["prompt_tokens"] == 1 + len("def f(") + len("return 1") + 3
+    request = running.worker.requests[-1]
+    assert isinstance(request, CompletionRequest)
+    assert request.suffix == "return 1"
+    engine = FakeEngine()
+    engine.tokenizer = ByteTokenizer(tuple(SPECIALS.values()), bos="<s>", eos="</s>", add_bos=True)
+    with serving(fake_supervisor(engine)) as other:
+        for stream in (False, True):
+            reply = complete(other, "def f(", suffix="return 1", stream=stream)
+            assert (reply.status, reply.error["param"]) == (400, "suffix")
 
 
 @pytest.mark.parametrize("n_best", [0, 1, 5])

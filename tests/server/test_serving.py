@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from tests.conftest import PROJECT
-from tests.server.test_generation import wait_until
+from tests.server.fakes import wait_until
 
 LISTENING = re.compile(r"listening on http://127\.0\.0\.1:(\d+)")
 CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3000, "stream": True}
