@@ -13,7 +13,11 @@ from localllm.errors import ServerUnreachable
 
 
 class Failed(Exception):
-    """A step that did what it should, with a result that it should not have."""
+    """A step that did what it should, with a result that it should not have; `facts` tell which."""
+
+    def __init__(self, message: str, facts: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.facts = dict(facts or {})
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,9 @@ from localllm.cli.pressure import PressureWatch, is_there, tree
 from localllm.cli.tables import short_hash, size
 from localllm.errors import LocalLLMError, TimedOut
 
-PROMPT = (
-    "Here are the days of the week and the months of the year, in order: Monday, Tuesday, Wednesday, Thursday, "
-    "Friday, Saturday, Sunday; January, February, March, April, May, June, July, August, September, October, "
-    "November, December. Which day comes after Tuesday, and which month comes before March?"
-)
+PROMPT = ", ".join(str(number) for number in range(1, 41)) + ","
+"""Counting: every model goes on with certainty, so that no small difference between two runs can tip a token."""
+
 ANSWER_TOKENS = 24
 READY_TIMEOUT_S = 600.0
 ANSWER_TIMEOUT_S = 300.0
@@ -50,7 +48,6 @@ class SelfCheck:
         self._model = model
         self._command = command
         self._path = Path()
-        self._can_chat = False
         self._server: OwnServer | None = None
         self._watch: PressureWatch | None = None
         self._client: HttpClient | None = None
@@ -96,7 +93,7 @@ class SelfCheck:
         found = resolve(self._model)
         info = read_info(found.path)
         hashes = [sha256_of(file) for file in found.files]
-        self._path, self._can_chat = found.path, bool(info.chat_template)
+        self._path = found.path
         facts = {
             "name": found.name,
             "path": str(found.path),
@@ -117,6 +114,9 @@ class SelfCheck:
         self._client = HttpClient(Address.parse(url), timeout_s=ANSWER_TIMEOUT_S)
         while (reply := self._client.ask("GET", "/readyz")).status != 200:
             server.check_running()
+            why = reply.json.get("status") if isinstance(reply.json, dict) else None
+            if why not in ("loading", "restarting"):
+                raise Failed(f"it does not get ready: {reply.problem}")
             if time.monotonic() - started_s > READY_TIMEOUT_S:
                 raise TimedOut(f"The model was not ready: {reply.problem}", "localllm serve")
             time.sleep(_POLL_S)
@@ -132,12 +132,12 @@ class SelfCheck:
         outside = sorted({f"{host}:{port}" for host, port, _ in found if not is_loopback(host)})
         facts = {"listening": listening, "beyond_loopback": outside, "private_socket": str(server.socket)}
         if outside:
-            raise Failed(f"it is open beyond loopback: {', '.join(outside)}")
-        if [str(client.address.port)] != [one.rpartition(":")[2] for one in listening]:
-            raise Failed(f"it listens on {', '.join(listening) or 'nothing'}, not on {client.address.netloc} alone")
+            raise Failed(f"it is open beyond loopback: {', '.join(outside)}", facts)
+        if {one.rpartition(":")[2] for one in listening} != {str(client.address.port)}:
+            raise Failed(f"it listens on {', '.join(listening) or 'nothing'}, not on {client.address.netloc}", facts)
         mode = server.socket.stat().st_mode & 0o777
         if mode != 0o600:
-            raise Failed(f"others may use its private socket: mode {mode:o}")
+            raise Failed(f"others may use its private socket: mode {mode:o}", facts)
         return f"loopback only: {', '.join(listening)}; private socket 0600", facts
 
     def _first(self) -> tuple[str, dict[str, Any]]:
@@ -151,9 +151,9 @@ class SelfCheck:
         assert first is not None
         told, facts = tell(second)
         if second.n_cached:
-            raise Failed(f"{second.n_cached} tokens came from the cache that was turned off")
+            raise Failed(f"{second.n_cached} tokens came from the cache that was turned off", facts)
         if second.text != first.text or second.finish_reason != first.finish_reason:
-            raise Failed(f"another answer: {second.text!r} after {first.text!r}")
+            raise Failed(f"another answer: {second.text!r} after {first.text!r}", facts)
         return f"the same text; {told}", facts
 
     def _stop(self) -> tuple[str, dict[str, Any]]:
@@ -186,7 +186,7 @@ class SelfCheck:
             "watched_s": seen.took_s,
         }
         if seen.problem:
-            raise Failed(seen.problem)
+            raise Failed(seen.problem, facts)
         swapped = "swapping is not told here" if seen.swapped_bytes is None else f"{size(seen.swapped_bytes)} swapped"
         stalled = "stalls are not told here" if seen.stalled_s is None else f"{seen.stalled_s:.2f} s stalled"
         return f"{size(seen.peak_bytes)} at most, {swapped}, {stalled}", facts
@@ -206,27 +206,25 @@ class SelfCheck:
         port_free = self._client is None or is_free(self._client.address)
         facts = {"processes": alive, "port_free": port_free, "files": files, "n_processes_seen": len(watch.pids)}
         if alive:
-            raise Failed(f"processes are left: {', '.join(map(str, alive))}")
+            raise Failed(f"processes are left: {', '.join(map(str, alive))}", facts)
         if not port_free:
-            raise Failed("its port is still taken")
+            raise Failed("its port is still taken", facts)
         if files:
-            raise Failed(f"files are left: {', '.join(files)}")
+            raise Failed(f"files are left: {', '.join(files)}", facts)
         return f"none of {len(watch.pids)} processes, no port, no file", facts
 
     def _ask(self, *, with_cache: bool) -> Told:
         _, client = self._at_work()
-        model = first_model(client)
-        body: dict[str, Any] = {
-            "model": model,
+        body = {
+            "model": first_model(client),
+            "prompt": PROMPT,
             "max_tokens": ANSWER_TOKENS,
             "temperature": 0,
             "stream": True,
             "stream_options": {"include_usage": True},
             "cache_prompt": with_cache,
         }
-        if self._can_chat:
-            return ask(client, "/v1/chat/completions", {**body, "messages": [{"role": "user", "content": PROMPT}]})
-        return ask(client, "/v1/completions", {**body, "prompt": PROMPT})
+        return ask(client, "/v1/completions", body)
 
     def _at_work(self) -> tuple[OwnServer, HttpClient]:
         assert self._server is not None
@@ -260,7 +258,7 @@ def _done(layer: str, work: Callable[[], tuple[str, dict[str, Any]]]) -> Step:
     try:
         told, facts = work()
     except Failed as wrong:
-        return Step(layer, False, str(wrong), time.monotonic() - started_s)
+        return Step(layer, False, str(wrong), time.monotonic() - started_s, wrong.facts)
     except Exception as error:
         failure = failure_of(error)
         return Step(layer, False, failure.message, time.monotonic() - started_s, error=failure)
