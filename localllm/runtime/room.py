@@ -162,6 +162,9 @@ class Room:
             slot = self.slots[slot_id]
             self.slots.cut(slot, min(result.n_valid, slot.n_held))
             slot.first_held = result.first_held if slot.n_held else 0
+            if not slot.n_held and self.slots.is_retained(slot):  # a refused cut emptied it
+                self._cache.remove(slot_id)
+                self.slots.free(slot)
 
     def distrust(self, edits: Seq[Edit]) -> list[Sequence]:
         """Clear the slots of edits that the engine never answered; return the sequences that sit in others."""

@@ -8,15 +8,17 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from localllm.runtime.config import RuntimeConfig
 from localllm.runtime.draft.base import Draft, Drafted
 from localllm.runtime.engine import CopyPrefix, Edit, EngineSpec, PrefixRule, Rewind, Truncate
-from localllm.runtime.events import Admitted, Done, Error
+from localllm.runtime.embedding import unit_bytes
+from localllm.runtime.events import Admitted, Done, Embedded, Error, Event
 from localllm.runtime.stream import TokenStream, collect
-from tests.fake_engine import SPEC, FakeEngine
+from tests.fake_engine import SPEC, FakeEngine, fake_embedding
 from tests.runtime.harness import SPECS, Bench, HalfRight, truth
 
 N_REQUESTS = 16
@@ -36,6 +38,7 @@ def _hard_spec(rng: random.Random, spec: EngineSpec) -> EngineSpec:
         pool_tokens=rng.choice([130, 200, 260, 420, 1000]),
         n_slots=rng.choice([2, 2, 3, 4, 9]),
         max_batch_tokens=rng.choice([4, 9, 33, 256]),
+        max_embed_rows=rng.choice([1, 7, 64]),
         window_tokens=rng.choice([2, 8, 24, 60]) if spec.prefix_rule is PrefixRule.WINDOW else 0,
     )
 
@@ -48,6 +51,8 @@ def _bench(rng: random.Random, spec: EngineSpec) -> Bench:
         fail_forwards={rng.randint(1, 300) for _ in range(rng.choice([0, 0, 3, 12]))},
         fail_edits={rng.randint(1, 200) for _ in range(rng.choice([0, 0, 6]))},
         short_rooms={rng.randint(1, 300) for _ in range(rng.choice([0, 4, 30]))},
+        fail_embeds={rng.randint(1, 40) for _ in range(rng.choice([0, 0, 2]))},
+        short_embeds={rng.randint(1, 40) for _ in range(rng.choice([0, 0, 4]))},
         room_tokens=None if rng.random() < 0.6 else int(spec.pool_tokens * rng.uniform(0.6, 0.95)),
     )
     config = RuntimeConfig(
@@ -83,15 +88,25 @@ def test_any_fault_gives_right_answers_or_an_error_and_one_end_each(kind: str, s
     rng = random.Random(f"{kind}{seed}")
     bench, prompts = _bench(rng, _hard_spec(rng, SPECS[kind])), _prompts(rng)
     may_fail = bool(bench.engine._fail_forwards or bench.engine._fail_edits)
-    streams, cancelled, n_choices = list[TokenStream](), set[int](), list[int]()
+    streams, cancelled, n_choices, lone = list[TokenStream](), set[int](), list[int](), list[TokenStream]()
+    texts = list[tuple[TokenStream, list[list[int]]]]()
 
     def feed(_: int) -> None:
+        who: dict[str, Any] = {"client": rng.choice("abc"), "is_lone": rng.random() < 0.1}
         if len(streams) < N_REQUESTS and rng.random() < 0.5:
             n_choices.append(rng.choice([1, 1, 1, 3]))
-            streams.append(bench.submit(prompts[len(streams)], n=n_choices[-1], max_tokens=rng.choice([1, 5, 20])))
+            wish = {"n": n_choices[-1], "max_tokens": rng.choice([1, 5, 20])}
+            streams.append(bench.submit(prompts[len(streams)], **wish, **who))
+            lone.extend(streams[-1:] if who["is_lone"] else [])
+        elif len(streams) < N_REQUESTS and rng.random() < 0.2:
+            wanted = rng.sample(prompts, rng.randint(1, 4))
+            texts.append((bench.embed(wanted, **who), wanted))
+            lone.extend([texts[-1][0]] if who["is_lone"] else [])
         if streams and rng.random() < 0.05:
             cancelled.add(rng.randrange(len(streams)))
             streams[max(cancelled)].cancel()
+        if texts and rng.random() < 0.05:
+            rng.choice(texts)[0].cancel()
 
     while len(streams) < N_REQUESTS:
         feed(0)
@@ -109,7 +124,19 @@ def test_any_fault_gives_right_answers_or_an_error_and_one_end_each(kind: str, s
             assert choice.ids == expected[: len(choice.ids)]
             assert choice.finish_reason != "stop" or choice.ids == expected
             assert choice.finish_reason != "cancelled" or cancelled
+    for stream, wanted in texts:
+        _check_vectors(list(stream), wanted)
+    assert not any(bench.watch.between(stream.request_id) for stream in lone)
     _check_books(bench)
+
+
+def _check_vectors(told: list[Event], texts: list[list[int]]) -> None:
+    """What was embedded before the one end is right, and in order."""
+    assert sum(isinstance(e, (Done, Error)) for e in told) == 1
+    vectors = [e for e in told if isinstance(e, Embedded)]
+    assert [e.index for e in vectors] == list(range(len(vectors)))
+    for event, text in zip(vectors, texts, strict=False):
+        assert event.vector == unit_bytes(fake_embedding(text))
 
 
 @pytest.mark.parametrize("kind", SPECS)
