@@ -14,8 +14,8 @@ import pytest
 
 from localllm.runtime.config import RuntimeConfig
 from localllm.runtime.draft.base import Draft, Drafted
-from localllm.runtime.engine import CopyPrefix, Edit, EngineSpec, PrefixRule, Rewind, Truncate
 from localllm.runtime.embedding import unit_bytes
+from localllm.runtime.engine import CopyPrefix, Edit, EngineSpec, PrefixRule, Rewind, Truncate
 from localllm.runtime.events import Admitted, Done, Embedded, Error, Event
 from localllm.runtime.stream import TokenStream, collect
 from tests.fake_engine import SPEC, FakeEngine, fake_embedding

@@ -17,8 +17,19 @@ from localllm.runtime.prompts import encode_prompt
 from localllm.runtime.sampling_params import Sampling
 from localllm.runtime.sequence import RequestRun
 from localllm.runtime.stream import TokenStream
-from localllm.runtime.types import ChatRequest, CompletionRequest, GenerationOptions, Request
-from tests.fake_engine import ASSISTANT, BOS, SPEC, TEMPLATE, USER, fake_tokenizer
+from localllm.runtime.types import ChatRequest, CompletionRequest, EmbeddingRequest, GenerationOptions, Request
+from tests.byte_tokenizer import ByteTokenizer
+from tests.fake_engine import (
+    ASSISTANT,
+    BOS,
+    FIM_MIDDLE,
+    FIM_PREFIX,
+    FIM_SUFFIX,
+    SPEC,
+    TEMPLATE,
+    USER,
+    fake_tokenizer,
+)
 from tests.models import templates
 
 SMALL = replace(SPEC, pool_tokens=256, max_sequence_tokens=256)
@@ -65,6 +76,62 @@ def test_token_ids_are_taken_as_they_are_and_checked() -> None:
 def test_a_prompt_that_is_neither_text_nor_ids_is_refused(prompt: Any) -> None:
     with pytest.raises(UsageError, match="token ids"):
         _prepare(CompletionRequest(prompt))
+
+
+@pytest.mark.parametrize("suffix", ["end", "", "</s><|fim_middle|>"])
+def test_a_suffix_makes_a_prompt_to_fill_in_and_neither_part_becomes_a_control_token(suffix: str) -> None:
+    tokens = _prepare(CompletionRequest("<s>start", suffix=suffix)).sequences[0].tokens
+    assert tokens == [BOS, FIM_PREFIX, *b"<s>start", FIM_SUFFIX, *suffix.encode(), FIM_MIDDLE]
+    ids = _prepare(CompletionRequest((65, 66), suffix=suffix)).sequences[0].tokens
+    assert ids == [BOS, FIM_PREFIX, 65, 66, FIM_SUFFIX, *suffix.encode(), FIM_MIDDLE]
+
+
+def test_a_suffix_goes_on_in_mid_text_where_a_vocabulary_puts_a_space_at_a_start() -> None:
+    fim = ("<P>", "<S>", "<M>")
+    tokenizer = ByteTokenizer(fim, fim=fim, adds_space=True)
+    facts = replace(_facts(), tokenizer=tokenizer)
+    tokens = _prepare(CompletionRequest("a", suffix="b"), facts).sequences[0].tokens
+    assert tokens == [256, *b" a", 257, *b"b", 258]
+
+
+def test_a_suffix_for_a_model_that_cannot_fill_in_is_refused() -> None:
+    facts = replace(_facts(), tokenizer=ByteTokenizer(("</s>",), eos="</s>"))
+    with pytest.raises(UsageError) as caught:
+        _prepare(CompletionRequest("a", suffix="b"), facts)
+    assert caught.value.details["field"] == "suffix"
+
+
+def test_a_prompt_and_its_suffix_must_fit_together() -> None:
+    with pytest.raises(ContextOverflow) as caught:
+        _prepare(CompletionRequest("a" * 130, suffix="b" * 130), spec=SMALL)
+    assert caught.value.details["n_prompt_tokens"] == 264
+
+
+def test_texts_to_embed_become_ids_in_which_nothing_is_a_control_token() -> None:
+    run = _prepare(EmbeddingRequest(("<s>hi</s>", (5, 6)), GenerationOptions(client="c", priority=3)))
+    assert run.inputs == ([BOS, *b"<s>hi</s>"], [5, 6])
+    assert (run.client, run.priority, run.n_prompt_tokens, run.sequences) == ("c", 3, 12, [])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "kind", "details"),
+    [
+        ((), UsageError, {"field": "input"}),
+        (("a", ""), UsageError, {"field": "input", "index": 1}),
+        (("a", ()), UsageError, {"field": "input", "index": 1}),
+        (((1, SPEC.n_vocab),), UsageError, {"field": "input", "index": 0}),
+        (("a", "b" * 255, "c" * 256), ContextOverflow, {"field": "input", "index": 2, "n_prompt_tokens": 257}),
+        (("a", (1,) * 257), ContextOverflow, {"field": "input", "index": 1, "n_prompt_tokens": 257, "n_ctx": 256}),
+        (("x" * 2_100_000,), ContextOverflow, {"field": "input", "index": 0, "n_ctx": 256}),
+    ],
+    ids=["none", "an empty text", "no ids", "not an id", "too long", "too many ids", "endless"],
+)
+def test_texts_are_embedded_all_or_refused_with_the_one_at_fault(
+    inputs: tuple[Any, ...], kind: type[UsageError], details: dict[str, Any]
+) -> None:
+    with pytest.raises(kind) as caught:
+        _prepare(EmbeddingRequest(inputs), spec=SMALL)
+    assert caught.value.details.items() >= details.items()
 
 
 def test_an_empty_prompt_is_refused() -> None:

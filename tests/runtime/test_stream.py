@@ -9,7 +9,7 @@ import pytest
 
 from localllm.errors import ContextOverflow, LocalLLMError
 from localllm.runtime import events
-from localllm.runtime.stream import TokenStream, collect
+from localllm.runtime.stream import TokenStream, collect, rebuild, told
 from localllm.runtime.types import CompletionRequest, GenerationOptions
 from tests.fake_engine import fake_service
 
@@ -96,3 +96,12 @@ def test_encoded_events_are_versioned_and_plain() -> None:
     assert body["logprobs"][0]["raw"] == [195]
     assert "logprobs" not in events.encode(events.Token(0, "a", (1,)))
     assert events.encode(events.Finished(0, "stop")) == {"v": 1, "event": "finished", "choice": 0, "reason": "stop"}
+
+
+def test_an_error_keeps_its_numbers_through_its_event() -> None:
+    error = ContextOverflow("too long", "shorten it", n_ctx=5, field="input", index=2, path=object())
+    event = told(error)
+    assert (event.index, event.details) == (2, {"n_ctx": 5, "field": "input", "index": 2})
+    again = rebuild(event)
+    assert type(again) is ContextOverflow
+    assert (again.message, again.hint, again.details) == ("too long", "shorten it", event.details)
