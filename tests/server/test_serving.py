@@ -27,23 +27,29 @@ LISTENING = re.compile(r"listening on http://127\.0\.0\.1:(\d+)")
 CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3000, "stream": True}
 
 
-class Server:
-    """One `localllm serve` over a fake engine, with folders of its own."""
+FAKE = {
+    "LOCALLLM_FAULTS": "1",
+    "LOCALLLM_ENGINE": "tests.fake_engine:parts",
+    "FAKE_NO_EOS": "1",
+    "FAKE_STEP_MS": "5",
+}
 
-    def __init__(self, folder: Path, *arguments: str, step_ms: float = 5) -> None:
+
+class Server:
+    """One `localllm serve` with folders of its own, over a fake engine unless a model is given."""
+
+    def __init__(self, folder: Path, *arguments: str, model: Path | None = None, fake_engine: bool = True) -> None:
         self.folder = folder
-        model = folder / "model.gguf"
-        model.write_bytes(b"GGUF: the fake engine reads nothing of it")
+        if model is None:
+            model = folder / "model.gguf"
+            model.write_bytes(b"GGUF: the fake engine reads nothing of it")
         environment = {k: v for k, v in os.environ.items() if not k.startswith("LOCALLLM_")}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "localllm", "serve", str(model), "--port", "0", *arguments],
             cwd=folder,
             env={
                 **environment,
-                "LOCALLLM_FAULTS": "1",
-                "LOCALLLM_ENGINE": "tests.fake_engine:parts",
-                "FAKE_NO_EOS": "1",
-                "FAKE_STEP_MS": str(step_ms),
+                **(FAKE if fake_engine else {}),
                 "LOCALLLM_HOME": str(folder / "home"),
                 "XDG_RUNTIME_DIR": str(folder),
                 "TMPDIR": str(folder),
@@ -109,8 +115,8 @@ class Server:
 def start(tmp_path: Path) -> Iterator[Any]:
     servers: list[Server] = []
 
-    def begin(*arguments: str, **options: Any) -> Server:
-        servers.append(Server(tmp_path, *arguments, **options))
+    def begin(*arguments: str) -> Server:
+        servers.append(Server(tmp_path, *arguments))
         return servers[-1]
 
     yield begin
