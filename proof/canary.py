@@ -156,7 +156,7 @@ def abort(serving: Serving, sender: Sender, needle: Needle, numbers: Iterable[in
             body = {"messages": [{"role": "user", "content": f"Write a long story about {needle.canary(number)}."}]}
             body |= {"max_tokens": 400, "stream": number % 2 == 0}  # type: ignore[dict-item]
             pool.submit(sender.send, number, "in a worker that dies", Raw(CHAT, json.dumps(body).encode()))
-        time.sleep(1.0)
+        time.sleep(0.5)
         for worker in serving.workers():
             os.kill(worker, ends_by)
 

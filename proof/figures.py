@@ -50,7 +50,7 @@ class Turns:
     left_out: dict[str, str]
 
     def take(self, n_at_once: int, n_gen: int, n_rounds: int) -> list[dict[str, Burst]]:
-        """Return `n_rounds` rounds, each with another side first; one before them is not counted.
+        """Return `n_rounds` rounds, each with another side first, every other one backwards; one before is not counted.
 
         A server of others that fails is left out from then on, and of the rounds before.
         Raises: BurstFailed of a side of ours.
@@ -58,13 +58,17 @@ class Turns:
         rounds = []
         for turn in range(-1, n_rounds):
             drawn = self.prompts(n_at_once)
-            first = turn % len(self.sides)
-            found = {side.name: self._burst(side, drawn, n_gen) for side in [*self.sides[first:], *self.sides[:first]]}
+            found = {side.name: self._burst(side, drawn, n_gen) for side in self._order(turn)}
             self.sides = [side for side in self.sides if side.name not in self.left_out]
             if turn >= 0:
                 rounds.append(found)
         names = [side.name for side in self.sides]
         return [{name: burst for name in names if (burst := found[name]) is not None} for found in rounds]
+
+    def _order(self, turn: int) -> list[Side]:
+        first = turn // 2 % len(self.sides)
+        order = [*self.sides[first:], *self.sides[:first]]
+        return order[::-1] if turn % 2 else order
 
     def _burst(self, side: Side, drawn: Sequence[Sequence[int]], n_gen: int) -> Burst | None:
         try:
@@ -105,6 +109,18 @@ def cpu_figure(rounds: Sequence[Round], n_at_once: int, asked_ms: float) -> Figu
     return figure(what, asked_ms, estimate(spent), at_least=False, unit="ms")
 
 
+def outside_figure(rounds: Sequence[Round]) -> Figure | None:
+    """Return what HTTP, pipe and client add to the first token by the server's own clock; None where it tells none.
+
+    The same question as the difference of two runs, without the noise of two prefills.
+    """
+    spent = [ms for r in rounds for ms in r[OURS].outside_ms]
+    if not spent:
+        return None
+    what = "1 client: first token, time outside queue and prefill"
+    return figure(what, 5.0, estimate(spent), at_least=False, unit="ms")
+
+
 def burst_figures(rounds: Sequence[Round], n_at_once: int) -> list[Figure]:
     """Return what is asked of `n_at_once` clients, against every other side that took part."""
     if not rounds:
@@ -118,6 +134,7 @@ def burst_figures(rounds: Sequence[Round], n_at_once: int) -> list[Figure]:
         found.append(
             figure("1 client: first token after the engine's in process", 5.0, above, at_least=False, unit="ms")
         )
+        found.append(outside_figure(rounds))
         found.append(cpu_figure(rounds, 1, 0.5))
     else:
         ratio = speed_ratio(rounds, BARE)

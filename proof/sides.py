@@ -26,6 +26,7 @@ class Burst:
 
     `total_s`: from the first sent to the last token. `pace_ms`: per token after an answer's first,
     the mean over answers. `cpu_s`: of the HTTP process, where there is one that is ours.
+    `outside_ms`: of the times to a first token, the part that the engine says it did not spend.
     """
 
     n_tokens: int
@@ -33,6 +34,7 @@ class Burst:
     ttft_ms: tuple[float, ...]
     pace_ms: float
     cpu_s: float | None = None
+    outside_ms: tuple[float, ...] = ()
 
     @property
     def tokens_per_s(self) -> float:
@@ -100,7 +102,15 @@ def burst_of(name: str, outcomes: Sequence[Outcome], n_gen: int, spent_s: float 
         ttft_ms=tuple(ttft_ms(outcome) or 0.0 for outcome in outcomes),
         pace_ms=sum(paces) / len(paces),
         cpu_s=spent_s,
+        outside_ms=tuple(found for outcome in outcomes if (found := _outside_ms(outcome)) is not None),
     )
+
+
+def _outside_ms(outcome: Outcome) -> float | None:
+    timings, first_ms = outcome.timings or {}, ttft_ms(outcome)
+    if first_ms is None or "queue_ms" not in timings:
+        return None
+    return first_ms - float(timings["queue_ms"]) - float(timings["prompt_ms"])
 
 
 def _pace_ms(outcome: Outcome, n_gen: int) -> float:

@@ -25,6 +25,14 @@ def test_one_client_is_held_against_the_engine() -> None:
     assert (cpu.value, cpu.reached) == (pytest.approx(0.1), True)
 
 
+def test_the_servers_own_clock_tells_what_is_outside_the_engine() -> None:
+    timed = replace(ANSWER, timings={"queue_ms": 20.0, "prompt_ms": 477.0})
+    assert burst_of("x", [timed, ANSWER], 3, None).outside_ms == pytest.approx((3.0,))
+    rounds = [{**ROUNDS[0], OURS: replace(SLOW, outside_ms=(3.0,))}]
+    found = named(burst_figures(rounds, 1))["1 client: first token, time outside queue and prefill"]
+    assert (found.value, found.reached) == (3.0, True)
+
+
 def test_several_clients_are_held_against_the_bare_loop_and_every_other_server() -> None:
     found = named(burst_figures(ROUNDS, 8))
     assert found["8 clients: tokens/s over the bare loop's"].value == pytest.approx(0.975)
@@ -68,7 +76,8 @@ def test_sides_take_turns_on_the_same_fresh_prompts() -> None:
 
     rounds = Turns([Scripted("a", turns), Scripted("b", turns), Scripted("c", turns)], draw, {}).take(2, 5, 3)
     assert len(rounds) == 3  # the first, not counted, is gone
-    assert [name for name, _ in turns] == ["c", "a", "b", "a", "b", "c", "b", "c", "a", "c", "a", "b"]
+    order = "".join(name for name, _ in turns)
+    assert order == "bac" + "abc" + "cba" + "bca"  # each is followed by each other one
     assert [prompt[0] for _, prompt in turns] == [n for n in (1, 2, 3, 4) for _ in range(3)]
 
 
