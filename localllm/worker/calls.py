@@ -11,7 +11,6 @@ import msgspec
 
 from localllm.errors import LocalLLMError, UsageError
 from localllm.runtime.types import ChatRequest, Request
-from localllm.worker.gate import Gate
 from localllm.worker.protocol import BadFrame, Call, Result, Submit, request_of
 
 if TYPE_CHECKING:
@@ -43,26 +42,18 @@ class Prompt(msgspec.Struct, forbid_unknown_fields=True):
     request: dict[str, Any]
 
 
-class Suspects(msgspec.Struct, forbid_unknown_fields=True):
-    """Argument of "suspects": fingerprints as in `Load`."""
-
-    lone: list[bytes]
-    refused: list[bytes]
-
-
 class Calls:
     """Answers `Call` frames about one service."""
 
-    def __init__(self, service: Service, gate: Gate) -> None:
+    def __init__(self, service: Service) -> None:
         self._service = service
-        self._gate = gate
         self._slow: Mapping[str, Callable[[Any], Any]] = {
             "tokenize": self._tokenize,
             "detokenize": self._detokenize,
             "template": self._template,
             "prompt_tokens": self._prompt_tokens,
         }
-        self._quick: Mapping[str, Callable[[Any], Any]] = {"stats": self._stats, "suspects": self._suspects}
+        self._quick: Mapping[str, Callable[[Any], Any]] = {"stats": self._stats}
 
     def is_slow(self, call: Call) -> bool:
         """Say whether an answer may take long enough to keep others waiting."""
@@ -107,11 +98,6 @@ class Calls:
 
     def _stats(self, argument: Any) -> dict[str, Any]:
         return {**msgspec.to_builtins(self._service.stats()), "rss_bytes": resident_bytes()}
-
-    def _suspects(self, argument: Any) -> dict[str, Any]:
-        suspects = _argument(argument, Suspects)
-        self._gate.suspect(suspects.lone, suspects.refused)
-        return {}
 
 
 def unexpected(error: BaseException) -> LocalLLMError:

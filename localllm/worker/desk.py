@@ -11,7 +11,6 @@ from localllm.errors import LocalLLMError, QueueFull
 from localllm.runtime.types import Request
 from localllm.worker.calls import Calls, unexpected
 from localllm.worker.delivery import Delivery, GoneAlready
-from localllm.worker.gate import Gate
 from localllm.worker.outgoing import Outgoing
 from localllm.worker.protocol import (
     BadFrame,
@@ -35,9 +34,9 @@ _N_PREPARING = 2
 class Desk:
     """Hands frames on to a service. `take` is for the thread that reads the socket."""
 
-    def __init__(self, service: Service, gate: Gate, outgoing: Outgoing, max_waiting: int) -> None:
+    def __init__(self, service: Service, outgoing: Outgoing, max_waiting: int) -> None:
         self._service = service
-        self._calls = Calls(service, gate)
+        self._calls = Calls(service)
         self._outgoing = outgoing
         self._max_preparing = max_waiting
         self._pool = ThreadPoolExecutor(_N_PREPARING, "localllm-prepare")

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import struct
+import time
 from array import array
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ import msgspec
 
 from localllm.errors import Poisoned
 from localllm.runtime.types import GenerationOptions
+from localllm.worker.poison import KEPT_S
 
 if TYPE_CHECKING:
     from localllm.runtime.sequence import RequestRun
@@ -26,15 +28,19 @@ _COUNT = struct.Struct("<I")
 
 
 class Gate:
-    """Knows which fingerprints are suspected. Safe to use from several threads."""
+    """Knows which fingerprints are suspected, for as long as suspicion lasts. Safe to use from several threads."""
 
-    def __init__(self, key: bytes, lone: Collection[bytes] = (), refused: Collection[bytes] = ()) -> None:
+    def __init__(
+        self,
+        key: bytes,
+        lone: Collection[bytes] = (),
+        refused: Collection[bytes] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._key = key
-        self.suspect(lone, refused)
-
-    def suspect(self, lone: Collection[bytes], refused: Collection[bytes]) -> None:
-        """From now on, run those in `lone` alone and turn those in `refused` away; others are free again."""
-        self._suspects = (frozenset(lone), frozenset(refused))
+        self._lone, self._refused = frozenset(lone), frozenset(refused)
+        self._clock = clock
+        self._until_s = clock() + KEPT_S
 
     def judge(self, run: RequestRun, options: GenerationOptions) -> bytes:
         """Return a request's fingerprint, and mark it to run alone where it is suspected.
@@ -42,13 +48,13 @@ class Gate:
         Raises: Poisoned for one that took a process down when it ran alone.
         """
         found = fingerprint(run, options, self._key)
-        lone, refused = self._suspects
-        if found in refused:
+        is_suspected = self._clock() < self._until_s
+        if is_suspected and found in self._refused:
             raise Poisoned(
                 "This request ended the model's process when it ran alone; it is not tried again for some minutes.",
                 "change the request, or look at: localllm doctor",
             )
-        run.is_lone = found in lone
+        run.is_lone = is_suspected and found in self._lone
         return found
 
 

@@ -132,7 +132,7 @@ class Worker:
             model = {**describe_loaded(service, config), "name": load.name or service.model.name}
         except BaseException as error:
             self._leave(failure(0, unexpected(error)), EXIT_FAILED)
-        self._desk = Desk(service, gate, self._outgoing, runtime.max_waiting)
+        self._desk = Desk(service, self._outgoing, runtime.max_waiting)
         self._outgoing.send(Loaded(model))
         warm_up(service)
         service.wait_ended()

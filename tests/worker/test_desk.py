@@ -35,7 +35,7 @@ from localllm.worker.protocol import (
     event_from_wire,
     submit_frame,
 )
-from tests.fake_engine import FakeEngine, endless_token, fake_service
+from tests.fake_engine import N_VOCAB, FakeEngine, endless_token, fake_service
 from tests.worker.lone_worker import is_over, text_of, wait_until
 
 CHAT = ChatRequest(({"role": "user", "content": "hello"},), GenerationOptions(max_tokens=9))
@@ -50,7 +50,7 @@ class Linked:
         gate = Gate(b"k" * 32)
         hooks = Hooks(gate=partial(judge, gate, outgoing), published=outgoing.publish)
         self.service = fake_service(engine, config=config, hooks=hooks)
-        self.desk = Desk(self.service, gate, outgoing, config.max_waiting)
+        self.desk = Desk(self.service, outgoing, config.max_waiting)
         self.frames: list[AnyFrame] = []
         self.events: dict[int, list[Event]] = {}
         self._news = threading.Condition()
@@ -271,13 +271,12 @@ def test_calls_tell_of_tokens_and_prompts(link: Callable[..., Linked]) -> None:
         ("tokenize", None),
         ("tokenize", {"text": 5}),
         ("tokenize", {"text": "x", "more": 1}),
-        ("detokenize", {"tokens": [260]}),
+        ("detokenize", {"tokens": [N_VOCAB]}),
         ("detokenize", {"tokens": [-1]}),
         ("detokenize", {"tokens": "x"}),
         ("template", {"kind": "chat", "request": {}}),
         ("template", {"kind": "completion", "request": {"prompt": "x"}}),
         ("prompt_tokens", {"kind": "poem", "request": {}}),
-        ("suspects", {"lone": 1, "refused": []}),
     ],
 )
 def test_a_call_that_cannot_be_answered_fails_and_harms_nothing(
@@ -298,18 +297,6 @@ def test_an_answer_too_large_for_a_frame_is_an_error(
     failed = linked.call(1, "tokenize", {"text": "x" * 6000})
     assert isinstance(failed, Failed)
     assert failed.code == "invalid_request"
-
-
-def test_suspects_may_be_named_later(link: Callable[..., Linked]) -> None:
-    linked = link()
-    linked.submit(1, CHAT)
-    linked.answer(1)
-    (accepted,) = [frame for frame in linked.frames if type(frame).__name__ == "Accepted"]
-    linked.call(2, "suspects", {"lone": [], "refused": [accepted.fingerprint]})  # type: ignore[union-attr]
-    linked.submit(3, CHAT)
-    (error,) = linked.answer(3)
-    assert isinstance(error, events.Error)
-    assert error.code == "request_crashes_engine"
 
 
 def test_a_ping_is_answered_between_two_steps_and_not_by_a_model_that_was_closed(link: Callable[..., Linked]) -> None:

@@ -12,6 +12,7 @@ from localllm.runtime.sequence import RequestRun
 from localllm.runtime.stream import TokenStream
 from localllm.runtime.types import ChatRequest, CompletionRequest, EmbeddingRequest, GenerationOptions, Request
 from localllm.worker.gate import FINGERPRINT_BYTES, Gate, fingerprint
+from localllm.worker.poison import KEPT_S
 from tests.fake_engine import SPEC, FakeEngine, fake_parts
 
 KEY = b"k" * 32
@@ -101,10 +102,13 @@ def test_a_suspect_runs_alone_and_a_proven_one_not_at_all() -> None:
     assert "a prompt" not in caught.value.message + caught.value.hint
 
 
-def test_suspicion_can_be_lifted_while_the_worker_runs() -> None:
-    found, gate = print_of(BASE), Gate(KEY)
-    gate.suspect([], [found])
+def test_suspicion_ends_with_its_time_in_a_worker_that_goes_on() -> None:
+    now_s, found = [100.0], print_of(BASE)
+    gate = Gate(KEY, lone=[found], refused=[found], clock=lambda: now_s[0])
+    now_s[0] += KEPT_S - 1
     with pytest.raises(Poisoned):
         gate.judge(run_of(BASE), OPTIONS)
-    gate.suspect([], [])
-    gate.judge(run_of(BASE), OPTIONS)
+    now_s[0] += 2
+    later = run_of(BASE)
+    gate.judge(later, OPTIONS)
+    assert not later.is_lone
