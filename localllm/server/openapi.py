@@ -60,7 +60,10 @@ _HEADERS: Final[Mapping[str, Schema]] = {
         "description": "The limit of the answer, where it is less than was asked for.",
         "schema": {"type": "integer", "minimum": 1},
     },
-    "x-localllm-tools": {"description": "A call of a tool comes back as text.", "schema": {"const": "rendered"}},
+    "x-localllm-tools": {
+        "description": "What became of tools; a call comes back as text.",
+        "schema": {"enum": ["rendered", "ignored-by-template"]},
+    },
 }
 _ABOUT_WORK: Final = ("x-localllm-cached-tokens", "x-localllm-queue-ms", "x-localllm-max-tokens", "x-localllm-tools")
 
