@@ -26,6 +26,7 @@ from localllm.server.state import ServerState, draining
 
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _MAX_DRAINED_S: Final = 2.0
+_MAX_DRAINED_BYTES: Final = 32 * 1024 * 1024
 
 
 def create_app(state: ServerState) -> ASGIApp:
@@ -129,8 +130,9 @@ class _Answer:
             return
         try:
             async with asyncio.timeout(_MAX_DRAINED_S):
-                while self._owes_body:
-                    await self.receive()
+                n_bytes = 0
+                while self._owes_body and n_bytes < _MAX_DRAINED_BYTES:
+                    n_bytes += len((await self.receive()).get("body", b""))
         except TimeoutError:
             return
 

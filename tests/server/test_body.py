@@ -272,7 +272,7 @@ def test_an_endless_body_is_cut_off_and_leaves_nothing(running: Running) -> None
             for _ in range(16_384):  # 1 GB
                 sock.sendall(block)
                 n_sent += len(block)
-        assert n_sent < 1 << 30
+        assert n_sent < 100 << 20
     reply = send(running, "transfer-encoding: chunked\r\n", block * 140)
     assert reply.status == 413
     assert reply.headers["connection"] == "close"
