@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from localllm.errors import LocalLLMError, ServerUnreachable, TimedOut
@@ -29,8 +30,8 @@ class OwnServer:
     """
 
     def __init__(self, arguments: Sequence[str]) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="localllm-selfcheck-"))
-        self.socket = self.folder / "run" / "localllm" / "s.sock"
+        self.folder = Path(tempfile.mkdtemp(prefix="localllm-"))
+        self.socket = self.folder / "s.sock"
         self.lines: list[str] = []
         self._listening = threading.Event()
         self.url = ""
@@ -60,13 +61,22 @@ class OwnServer:
         return self.url
 
     def check_running(self) -> None:
-        """Raise LocalLLMError where it has ended, with the last it said."""
+        """Raise ServerUnreachable where it has ended, with the last it said."""
+        failure = self.last_words(wait_s=0.0)
+        if failure is not None:
+            raise failure
+
+    def last_words(self, wait_s: float = 1.0) -> LocalLLMError | None:
+        """Return how it ended, and the last it said; None where it has not, within `wait_s`."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(wait_s)
         code = self.process.poll()
-        if code is not None:
-            self._reader.join(1.0)
-            said = next((line for line in reversed(self.lines) if line.startswith("error: ")), "")
-            last = said or (self.lines[-1] if self.lines else "it said nothing")
-            raise ServerUnreachable(f"The server ended with code {code}: {last}", "localllm serve shows why")
+        if code is None:
+            return None
+        self._reader.join(1.0)
+        said = next((line for line in reversed(self.lines) if line.startswith("error: ")), "")
+        last = said or (self.lines[-1] if self.lines else "it said nothing")
+        return ServerUnreachable(f"The server ended with code {code}: {last}", "localllm serve shows why")
 
     def wait_ended(self, timeout_s: float) -> int:
         """Return its exit code. Raises TimedOut."""
@@ -87,7 +97,7 @@ class OwnServer:
                 self.process.kill()
                 self.process.wait()
         self._reader.join(1.0)
-        if self.process.stderr is not None:
+        if self.process.stderr is not None and not self._reader.is_alive():  # else something holds the pipe
             self.process.stderr.close()
 
     def left_files(self) -> list[str]:
@@ -107,15 +117,12 @@ class OwnServer:
 
     def _read(self) -> None:
         assert self.process.stderr is not None
-        try:
-            for line in self.process.stderr:
-                self.lines = [*self.lines, line.rstrip("\n")][-_MAX_LINES:]
-                found = _URL.search(line)
-                if found and not self.url:
-                    self.url = found[1]
-                    self._listening.set()
-        except ValueError:  # closed meanwhile
-            return
+        for line in self.process.stderr:
+            self.lines = [*self.lines, line.rstrip("\n")][-_MAX_LINES:]
+            found = _URL.search(line)
+            if found and not self.url:
+                self.url = found[1]
+                self._listening.set()
 
 
 def serve_command(model: Path) -> list[str]:

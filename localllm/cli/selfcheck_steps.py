@@ -16,7 +16,7 @@ from localllm.cli.own_server import OwnServer, failure_of, serve_command
 from localllm.cli.ports import is_free, sockets_of
 from localllm.cli.pressure import PressureWatch, is_there, tree
 from localllm.cli.tables import short_hash, size
-from localllm.errors import LocalLLMError, TimedOut
+from localllm.errors import LocalLLMError, ServerUnreachable, TimedOut
 
 PROMPT = ", ".join(str(number) for number in range(1, 41)) + ","
 """Counting: every model goes on with certainty, so that no small difference between two runs can tip a token."""
@@ -57,7 +57,7 @@ class SelfCheck:
         """Yield each step as it ends. Leaves no process and no file, also when it is not read to its end."""
         try:
             for layer, work in self._steps():
-                step = _done(layer, work)
+                step = self._done(layer, work)
                 yield step
                 if not step.ok:
                     break
@@ -80,9 +80,23 @@ class SelfCheck:
     def _endings(self) -> Iterator[Step]:
         if self._server is None:
             return
-        yield _done("stop", self._stop)
-        yield _done("memory", self._memory)
-        yield _done("left over", self._left_over)
+        yield self._done("stop", self._stop)
+        yield self._done("memory", self._memory)
+        yield self._done("left over", self._left_over)
+
+    def _done(self, layer: str, work: Callable[[], tuple[str, dict[str, Any]]]) -> Step:
+        """Do the work of a step. Where the server ended in it, its own last words are what is told."""
+        started_s = time.monotonic()
+        try:
+            told, facts = work()
+        except Failed as wrong:
+            return Step(layer, False, str(wrong), time.monotonic() - started_s, wrong.facts)
+        except Exception as error:
+            failure = failure_of(error)
+            if isinstance(error, ServerUnreachable) and self._server is not None:
+                failure = self._server.last_words() or failure
+            return Step(layer, False, failure.message, time.monotonic() - started_s, error=failure)
+        return Step(layer, True, told, time.monotonic() - started_s, facts)
 
     def _find(self) -> tuple[str, dict[str, Any]]:
         """Record which file it is."""
@@ -249,17 +263,5 @@ def _installation() -> tuple[str, dict[str, Any]]:
         "llama_cpp": native.version,
     }
     binding = facts["llama_cpp_python"]
-    told = f"localllm {__version__}, Python {facts['python']}, llama-cpp-python {binding}, {native.version}"
+    told = f"localllm {__version__}, Python {facts['python']}, llama-cpp-python {binding}, llama.cpp {native.version}"
     return told, facts
-
-
-def _done(layer: str, work: Callable[[], tuple[str, dict[str, Any]]]) -> Step:
-    started_s = time.monotonic()
-    try:
-        told, facts = work()
-    except Failed as wrong:
-        return Step(layer, False, str(wrong), time.monotonic() - started_s, wrong.facts)
-    except Exception as error:
-        failure = failure_of(error)
-        return Step(layer, False, failure.message, time.monotonic() - started_s, error=failure)
-    return Step(layer, True, told, time.monotonic() - started_s, facts)

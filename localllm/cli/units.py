@@ -8,8 +8,8 @@ from localllm.errors import UsageError
 
 FOREVER = "forever"
 
-_SIZE = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
-_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*(ms|s|m|h|d|)", re.IGNORECASE)
+_SIZE = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*([kmgt]?)(i?)b?", re.IGNORECASE | re.ASCII)
+_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*(ms|s|m|h|d|)", re.IGNORECASE | re.ASCII)
 _SECONDS = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 

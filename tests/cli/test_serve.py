@@ -1,0 +1,207 @@
+"""`localllm serve`: what its flags become, and what is refused before anything is loaded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from localllm.models.kv_types import KvTypes
+from localllm.server import serving
+from localllm.server.state import ServerSettings
+from localllm.worker.supervisor import SupervisorSettings
+from tests.cli.conftest import Result
+
+Cli = Callable[..., Result]
+KEY = "0123456789abcdef"
+
+
+@dataclass
+class Served:
+    """What the server was asked for; `code` is what it ends with."""
+
+    code: int = 0
+    server: ServerSettings | None = None
+    supervisor: SupervisorSettings | None = None
+
+    def run(self, server: ServerSettings, supervisor: SupervisorSettings) -> int:
+        """Stand for `run_server`."""
+        self.server, self.supervisor = server, supervisor
+        return self.code
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Served:
+    record = Served()
+    monkeypatch.setattr(serving, "run_server", record.run)
+    return record
+
+
+def test_without_flags_it_is_private_to_this_machine(cli: Cli, served: Served) -> None:
+    assert cli("serve") == Result(0, "", "")
+    assert served.server == ServerSettings()
+    assert served.server.host == "127.0.0.1"
+    settings = served.supervisor
+    assert settings is not None
+    assert (settings.models, settings.aliases, settings.nice) == ((), (), 0)
+    assert (settings.config.parallel, settings.config.retained, settings.config.threads) == (8, 4, None)
+    assert (settings.keep_alive_s, settings.max_memory_bytes, settings.watchdog_s) == (600.0, None, 60.0)
+    assert settings.runtime.max_waiting == 128
+
+
+def test_every_flag_arrives(cli: Cli, served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("key", "cert.pem", "cert.key", "t.jinja"):
+        Path(name).write_text(KEY)
+        Path(name).chmod(0o600)
+    result = cli(
+        *("serve", "a", "b", "--host", "0.0.0.0", "--port", "0", "--api-key-file", "key", "--strict"),
+        *("--allow-host", "box.local", "--allow-origin", "https://a.example", "--allow-origin", "https://b.example"),
+        *("--tls-cert", "cert.pem", "--tls-key", "cert.key", "--drain-timeout", "1.5", "--log-format", "json"),
+        *("--socket", "s.sock", "--alias", "x", "--alias", "y", "--parallel", "3", "--queue", "7", "--mode", "batch"),
+        *("--max-memory", "4GiB", "--keep-alive", "forever", "--watchdog", "2", "--ctx", "512", "--kv", "q8_0"),
+        *("--flash-attn", "on", "--gpu", "off", "--threads", "2", "--template", "t.jinja"),
+    )
+    assert result == Result(0, "", "")
+    assert served.server == ServerSettings(
+        host="0.0.0.0",
+        port=0,
+        allow_hosts=("box.local",),
+        allow_origins=("https://a.example", "https://b.example"),
+        api_key=KEY.encode(),
+        strict=True,
+        tls_cert=Path("cert.pem"),
+        tls_key=Path("cert.key"),
+        drain_timeout_s=1.5,
+        log_format="json",
+        socket_path=tmp_path / "s.sock",
+    )
+    settings = served.supervisor
+    assert settings is not None
+    assert (settings.models, settings.aliases) == (("a", "b"), ("x", "y"))
+    assert (settings.max_memory_bytes, settings.keep_alive_s, settings.watchdog_s) == (4 * 2**30, None, 2.0)
+    config = settings.config
+    assert (config.ctx, config.kv, config.flash_attn, config.gpu, config.threads) == (
+        512,
+        KvTypes("q8_0", "q8_0"),
+        "on",
+        "off",
+        2,
+    )
+    assert (config.parallel, config.template) == (3, tmp_path / "t.jinja")
+    assert (settings.runtime.max_waiting, settings.runtime.itl_target_s) == (7, 1.0)
+
+
+def test_quiet_leaves_cores_to_others(cli: Cli, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    from localllm.backends.cpu.probe import CpuFacts
+
+    monkeypatch.setattr(CpuFacts, "default_threads", property(lambda self: 8))
+    cli("serve", "--mode", "quiet")
+    assert served.supervisor is not None
+    assert (served.supervisor.config.threads, served.supervisor.nice > 0) == (4, True)
+    cli("serve", "--mode", "quiet", "--threads", "7")
+    assert served.supervisor.config.threads == 7
+
+
+@pytest.mark.parametrize("code", [0, 130, 143])
+def test_the_servers_exit_code_is_the_commands(cli: Cli, served: Served, code: int) -> None:
+    served.code = code
+    assert cli("serve").code == code
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.5", "::", "box.local", "", "128.0.0.1", "127.evil.example"])
+def test_beyond_loopback_needs_a_key(cli: Cli, served: Served, host: str) -> None:
+    result = cli("serve", "--host", host)
+    assert (result.code, served.server) == (2, None)
+    assert "--api-key-file" in result.err
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost", "LOCALHOST"])
+def test_loopback_needs_none(cli: Cli, served: Served, host: str) -> None:
+    assert cli("serve", "--host", host).code == 0
+
+
+def test_the_key_may_be_in_the_environment_and_leaves_it(
+    cli: Cli, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCALLLM_API_KEY", KEY)
+    assert cli("serve", "--host", "0.0.0.0").code == 0
+    assert served.server is not None
+    assert served.server.api_key == KEY.encode()
+    assert "LOCALLLM_API_KEY" not in os.environ
+    assert KEY not in repr(served.server)
+
+
+def test_the_key_file_wins_over_the_environment(
+    cli: Cli, served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCALLLM_API_KEY", "another-key-altogether")
+    (tmp_path / "key").write_text(f"{KEY}\n")
+    (tmp_path / "key").chmod(0o600)
+    cli("serve", "--api-key-file", str(tmp_path / "key"))
+    assert served.server is not None
+    assert served.server.api_key == KEY.encode()
+
+
+def test_a_key_file_that_others_may_read_is_told(cli: Cli, served: Served, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text(KEY)
+    (tmp_path / "key").chmod(0o644)
+    result = cli("serve", "--api-key-file", str(tmp_path / "key"))
+    assert (result.code, "chmod 600" in result.err) == (0, True)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"short", b"two words in here", "schlüssel-ohne-ascii".encode()])
+def test_a_key_that_is_none_is_refused_and_never_shown(
+    cli: Cli, served: Served, tmp_path: Path, content: bytes
+) -> None:
+    (tmp_path / "key").write_bytes(content)
+    (tmp_path / "key").chmod(0o600)
+    result = cli("serve", "--api-key-file", str(tmp_path / "key"))
+    assert (result.code, served.server) == (2, None)
+    assert not content.strip() or content.decode().strip() not in result.err
+
+
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        (["--api-key-file", "none"], "none"),
+        (["--tls-cert", "c.pem"], "--tls-key"),
+        (["--tls-key", "c.pem"], "--tls-cert"),
+        (["--tls-cert", "none.pem", "--tls-key", "none.key"], "none.pem"),
+        (["--alias", "x"], "--alias"),
+        (["--max-memory", "much"], "--max-memory"),
+        (["--keep-alive", "long"], "--keep-alive"),
+        (["--parallel", "0"], "--parallel"),
+        (["--queue", "0"], "--queue"),
+        (["--mode", "fast"], "--mode"),
+        (["--port", "65536"], "--port"),
+        (["--watchdog", "0"], "--watchdog"),
+        (["--drain-timeout", "-1"], "--drain-timeout"),
+        (["--log-format", "xml"], "--log-format"),
+        (["--ctx", "0"], "--ctx"),
+        (["--template", "none.jinja"], "none.jinja"),
+        (["--kv", "q2"], "q2"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(cli: Cli, served: Served, argv: list[str], named: str) -> None:
+    result = cli("serve", *argv)
+    assert (result.code, served.server) == (2, None)
+    assert named in result.err
+    assert "Traceback" not in result.err
+
+
+def test_settings_reach_it_from_environment_and_file(
+    cli: Cli, served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "c.toml").write_text('port = 9999\nparallel = 2\nkeep_alive = "5m"\nallow_host = ["a", "b"]\n')
+    monkeypatch.setenv("LOCALLLM_CONFIG", str(tmp_path / "c.toml"))
+    monkeypatch.setenv("LOCALLLM_QUEUE", "9")
+    assert cli("serve").code == 0
+    assert served.server is not None
+    assert served.supervisor is not None
+    assert (served.server.port, served.server.allow_hosts) == (9999, ("a", "b"))
+    assert (served.supervisor.keep_alive_s, served.supervisor.config.parallel) == (300.0, 2)
+    assert served.supervisor.runtime.max_waiting == 9

@@ -1,0 +1,176 @@
+"""`run` and `chat` where a server of this user holds the model, and where it does not quite."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from localllm.runtime.config import LoadConfig
+from localllm.worker import client, registry
+from localllm.worker.lifecycle import ModelState
+from tests.cli.conftest import Opened, Result
+from tests.fake_engine import ASSISTANT, EOS, FakeEngine
+from tests.worker.local import Local, listening, supervisor_of
+
+Cli = Callable[..., Result]
+SAID = b"From the server."
+
+
+def scripted(tokens: object) -> int:
+    """Answer SAID, whatever is asked."""
+    held = list(tokens)  # type: ignore[call-overload]
+    place = len(held) - 1 - max((i for i, token in enumerate(held) if token == ASSISTANT), default=len(held) - 1)
+    return SAID[place] if place < len(SAID) else EOS
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "model.gguf"
+
+
+@pytest.fixture
+def local(file: Path) -> Iterator[Local]:
+    with listening(supervisor_of(file, FakeEngine(script=scripted))) as local:
+        yield local
+
+
+def test_run_goes_through_the_server_and_stats_say_so(cli: Cli, opened: Opened, local: Local, file: Path) -> None:
+    assert cli("run", str(file), "hi") == Result(0, "From the server.\n", "")
+    told = cli("run", str(file), "hi", "--stats")
+    assert (told.out, opened.calls) == ("From the server.\n", [])
+    assert "through the server at http://127.0.0.1:8080" in told.err
+    assert "answer 17 tokens" in told.err
+
+
+def test_json_is_the_same_document(cli: Cli, opened: Opened, local: Local, file: Path) -> None:
+    there = cli("run", str(file), "hi", "--json").json()
+    opened.answer = lambda prompt: SAID.decode()
+    here = cli("run", str(file), "hi", "--json", "--no-server").json()
+    assert there.keys() == here.keys()
+    assert there["model"].keys() == here["model"].keys()
+    assert (there["text"], there["finish_reason"]) == (here["text"], here["finish_reason"])
+    assert there["usage"].keys() == here["usage"].keys()
+
+
+def test_jsonl_is_the_same_events(cli: Cli, opened: Opened, local: Local, file: Path) -> None:
+    there = [event["event"] for event in cli("run", str(file), "hi", "--jsonl").jsonl()]
+    opened.answer = lambda prompt: SAID.decode()
+    here = [event["event"] for event in cli("run", str(file), "hi", "--jsonl", "--no-server").jsonl()]
+    assert (there[0], there[-2:]) == (here[0], here[-2:])
+    assert set(there) == set(here)
+
+
+def test_chat_goes_through_the_server(cli: Cli, opened: Opened, local: Local, file: Path) -> None:
+    result = cli("chat", str(file), stdin="hello\n/tokens\nagain\n")
+    assert (result.code, result.out, opened.calls) == (0, "From the server.\nFrom the server.\n", [])
+    assert "of 4096 tokens" in result.err
+
+
+def test_no_server_loads_here(cli: Cli, opened: Opened, local: Local, file: Path) -> None:
+    assert cli("run", str(file), "hi", "--no-server").out == "Hello there.\n"
+    assert cli("chat", str(file), "--no-server", stdin="hi\n").out == "Hello there.\n"
+    assert len(opened.calls) == 2
+    assert local.worker.requests == []
+
+
+@pytest.mark.parametrize("argv", [["--ctx", "512"], ["--kv", "q8_0"], ["--gpu", "off"], ["--threads", "3"]])
+def test_other_load_settings_load_here_and_stats_say_why(
+    cli: Cli, opened: Opened, local: Local, file: Path, argv: list[str]
+) -> None:
+    result = cli("run", str(file), "hi", "--stats", *argv)
+    assert (result.out, len(opened.calls)) == ("Hello there.\n", 1)
+    assert f"not through the server at http://127.0.0.1:8080: The server holds fake with {argv[0][2:]}" in result.err
+    assert "server" not in cli("run", str(file), "hi", *argv).err
+
+
+def test_a_prompt_that_needs_a_longer_context_loads_here(cli: Cli, opened: Opened, local: Local, file: Path) -> None:
+    result = cli("run", str(file), "-n", "4000", "--stats", stdin="long " * 100)
+    assert len(opened.calls) == 1
+    assert "its context of 4096 tokens is too short" in result.err
+    assert local.worker.requests == []
+
+
+def test_a_stated_context_is_the_servers_limit_too(cli: Cli, opened: Opened, file: Path) -> None:
+    config = LoadConfig(ctx=4096)
+    with listening(supervisor_of(file, FakeEngine(script=scripted), config=config)):
+        result = cli("run", str(file), "hi", "-n", "4090", "--ctx", "4096")
+    assert (result.out, opened.calls) == ("From the server.\n", [])
+
+
+def test_another_model_or_one_that_is_not_ready_loads_here(
+    cli: Cli, opened: Opened, local: Local, file: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "other.gguf").touch()
+    cli("run", str(tmp_path / "other.gguf"), "hi")
+    local.call(local.server.supervisor.set_state, "fake", ModelState.LOADING)  # type: ignore[attr-defined]
+    cli("run", str(file), "hi")
+    assert len(opened.calls) == 2
+
+
+def test_another_version_loads_here(
+    cli: Cli, opened: Opened, local: Local, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = replace(local.record, version="0.0.1")
+    monkeypatch.setattr(registry, "running", lambda: [old])
+    result = cli("run", str(file), "hi", "--stats")
+    assert (len(opened.calls), "it is localllm 0.0.1" in result.err) == (1, True)
+
+
+def test_a_server_that_does_not_answer_costs_a_moment_and_no_more(
+    cli: Cli, opened: Opened, local: Local, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import threading
+
+    monkeypatch.setattr(client, "ATTACH_TIMEOUT_S", 0.1)
+    go = threading.Event()
+    local.loop.call_soon_threadsafe(go.wait, 20)
+    try:
+        result = cli("run", str(file), "hi", "--stats")
+    finally:
+        go.set()
+    assert (result.out, "does not answer" in result.err) == ("Hello there.\n", True)
+
+
+def test_a_refusal_of_the_server_is_told_as_here(cli: Cli, opened: Opened, file: Path) -> None:
+    config = LoadConfig(ctx=4096)
+    with listening(supervisor_of(file, FakeEngine(script=scripted), config=config)):
+        result = cli("run", str(file), "--ctx", "4096", stdin="x" * 5000)
+    assert (result.code, result.out) == (5, "")
+    assert "The prompt has" in result.err
+
+
+def test_a_server_that_dies_meanwhile_is_an_error_with_a_hint(cli: Cli, opened: Opened, file: Path) -> None:
+    def die_at_the_third_token(batch: object) -> None:
+        n_forwards.append(1)
+        time.sleep(0.01)
+        if len(n_forwards) == 3:
+            local.loop.call_soon_threadsafe(lambda: [p._writer.transport.abort() for p in local.server._peers])
+
+    n_forwards: list[int] = []
+    engine = FakeEngine(script=lambda tokens: ord("x"), on_forward=die_at_the_third_token)
+    with listening(supervisor_of(file, engine)) as local:
+        result = cli("run", str(file), "hi")
+    assert result.code == 6
+    assert "is gone" in result.err
+    assert "hint: localllm run --no-server" in result.err
+
+
+def test_a_worker_that_dies_meanwhile_is_an_error(cli: Cli, opened: Opened, file: Path) -> None:
+    def die(batch: object) -> None:
+        local.loop.call_soon_threadsafe(local.worker.die)
+        time.sleep(0.02)
+
+    with listening(supervisor_of(file, FakeEngine(script=lambda tokens: ord("x"), on_forward=die))) as local:
+        result = cli("run", str(file), "hi", "--json")
+    assert result.code == 1
+    assert result.json()["error"]["code"] == "worker_died"
+
+
+def test_no_server_is_looked_for_without_a_record(cli: Cli, opened: Opened, file: Path) -> None:
+    file.touch()
+    result = cli("run", str(file), "hi", "--stats")
+    assert (result.out, "server" in result.err) == ("Hello there.\n", False)
