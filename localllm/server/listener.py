@@ -81,12 +81,12 @@ class Listener:
         tasks = self._connections.tasks
         if tasks:
             await asyncio.wait(set(tasks), timeout=_LAST_WORDS_S)
-        for connection in list(self._connections.connections):
-            _abort(connection)
-        for task in set(tasks):
+        for task in set(tasks):  # each still answers, that the server stops
             task.cancel()
         if tasks:
             await asyncio.wait(set(tasks), timeout=_LAST_WORDS_S)
+        for connection in list(self._connections.connections):
+            _abort(connection)
         await asyncio.sleep(0)  # transports close in the loop's next turn
 
 

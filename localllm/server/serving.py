@@ -133,7 +133,7 @@ def _log_failures(state: ServerState) -> Callable[[asyncio.AbstractEventLoop, di
 
     def log(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        if not isinstance(error, OSError):  # clients that go
+        if error is not None and not isinstance(error, OSError):  # clients that go
             state.log.note("error", f"{type(error).__name__} in the event loop")
 
     return log

@@ -374,11 +374,11 @@ class Running:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(20)
 
 
-def wait_until(holds: Callable[[], bool], timeout_s: float = 5) -> None:
-    """Return as soon as a condition holds; fail where it does not in time."""
-    deadline_s = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline_s, "it did not happen in time"
+def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    """Return once `condition` holds; fail where it does not in time."""
+    end_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end_s, "it did not happen in time"
         time.sleep(0.002)
 
 

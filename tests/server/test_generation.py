@@ -149,7 +149,7 @@ def test_tokens_that_came_together_leave_together() -> None:
         server.put(ADMITTED, *(token(c) for c in "abcdef"), finished(), USAGE, DONE)
         received = client.read_until(b"[DONE]")
         assert [received.count(b'"content":"%c"' % c) for c in b"abcdef"] == [1] * 6
-        assert received.count(b"\r\n\r\n") == 1  # one head
+        assert received.partition(b"[DONE]")[0].count(b"\r\n\r\n") == 1  # the head's
 
 
 def test_text_that_is_held_back_makes_no_chunk() -> None:
@@ -462,6 +462,29 @@ def test_an_answer_that_ended_by_itself_is_whole_although_it_was_to_be_cut() -> 
         )
         server.put(finished("stop"), USAGE, DONE)
         assert b"draining" not in client.read_until(b"[DONE]")
+
+
+def test_whoever_waits_for_a_model_when_the_server_ends_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving() as running:
+
+        async def never(name: str | None, wait_s: float = 15.0) -> FakeWorker:
+            await asyncio.sleep(60)
+            raise AssertionError
+
+        monkeypatch.setattr(running.supervisor, "worker", never)
+        client = Connection(running, {"messages": HELLO})
+        wait_until(lambda: running.state.n_active == 1)
+    client.read_until(b'"code":"draining"')
+    assert client.status == 503
+    assert running.state.n_active == 0
+
+
+def test_a_model_without_a_template_cannot_chat_but_complete() -> None:
+    with serving(fake_supervisor(template=None)) as running:
+        for stream in (False, True):
+            reply = running.post("/v1/chat/completions", {"messages": HELLO, "stream": stream})
+            assert (reply.status, reply.error["code"]) == (400, "template_error")
+        assert running.post("/v1/completions", {"prompt": "a", "max_tokens": 1}).status == 200
 
 
 def test_no_new_work_while_draining() -> None:
