@@ -54,7 +54,7 @@ class RequestRecord:
 
     def see(self, batch: Iterable[Event], now_s: float) -> None:
         """Fold events that arrived together at `now_s`."""
-        n_tokens = Counter[int]()
+        n_tokens, n_completion = Counter[int](), None
         for event in batch:
             match event:
                 case events.Token():
@@ -68,14 +68,15 @@ class RequestRecord:
                     self._finished(event)
                 case events.Usage():
                     self.n_prompt_tokens, self.cached_tokens = event.prompt_tokens, event.cached_tokens
-                    self.n_completion_tokens = event.completion_tokens
-                    self.timings_ms = event.timings_ms
+                    n_completion, self.timings_ms = event.completion_tokens, event.timings_ms
                 case events.Error():
                     self.error, self.finish_reason = event.code, "error"
                 case _:
                     pass
         for choice, n in n_tokens.items():
             self._tokens_came(choice, n, now_s)
+        if n_completion is not None:  # end tokens count too, and the last tokens came with it
+            self.n_completion_tokens = n_completion
 
     def end(self, now_s: float | None = None) -> None:
         """Fix the end; a second call changes nothing."""

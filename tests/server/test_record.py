@@ -70,6 +70,13 @@ def test_usage_has_the_last_word_on_counts_and_phases() -> None:
     assert record.phases_s == pytest.approx({"queue": 0.0125, "prefill": 0.1, "total": 0.4, "ipc": 0.003})
 
 
+def test_usage_that_comes_with_the_last_tokens_counts_them_once() -> None:
+    record = RequestRecord("r", "/x")
+    tokens = [events.Token(0, "a", (1,)) for _ in range(8)]
+    record.see([*tokens, events.Finished(0, "length"), events.Usage(5, 8, {}), events.Done()], 1.0)
+    assert record.n_completion_tokens == 8
+
+
 def test_of_several_reasons_the_one_that_tells_most_stays() -> None:
     batch: list[Event] = [Finished(0, "length"), Finished(1, "stop")]
     assert record_of((101.0, batch)).finish_reason == "length"
