@@ -72,8 +72,8 @@ def test_usage_has_the_last_word_on_counts_and_phases() -> None:
 
 def test_usage_that_comes_with_the_last_tokens_counts_them_once() -> None:
     record = RequestRecord("r", "/x")
-    tokens = [events.Token(0, "a", (1,)) for _ in range(8)]
-    record.see([*tokens, events.Finished(0, "length"), events.Usage(5, 8, {}), events.Done()], 1.0)
+    tokens = [Token(0, "a", (1,)) for _ in range(8)]
+    record.see([*tokens, Finished(0, "length"), Usage(5, 8, {}), Done()], 1.0)
     assert record.n_completion_tokens == 8
 
 
