@@ -47,6 +47,7 @@ class Admission:
         if self._lone is not None and self._lone.is_finished:
             self._lone = None
         self._is_shut, is_short, admitted = False, False, list[Sequence]()
+        clients = {s.run.client for s in running}
         for waiter in self.waiting:
             if self._lone not in (None, waiter.run):
                 continue
@@ -55,7 +56,7 @@ class Admission:
             if isinstance(waiter, Embedding):
                 is_short |= not self._seat_text(waiter)
                 continue
-            is_newcomer = all(s.run.client != waiter.run.client for s in running)
+            is_newcomer = waiter.run.client not in clients
             if len(running) >= (n_most if is_newcomer else self._n_seats) or (is_short and not is_newcomer):
                 continue
             leader = self._room.leader_of(waiter, self._min_wait_tokens)
@@ -63,6 +64,7 @@ class Admission:
                 waiter.phase = Phase.WAITING_PREFIX
             elif self._seat(waiter, running, is_newcomer):
                 admitted.append(waiter)
+                clients.add(waiter.run.client)
             elif is_newcomer:
                 break
             else:

@@ -16,6 +16,8 @@ from localllm.runtime.metrics import RuntimeStats
 from localllm.runtime.room import Room
 from localllm.runtime.sequence import Embedding, RequestRun
 
+_FLOOR_SHARE = 4  # of a prefill's floor: texts may take all day, but fewer rows would hardly cost less
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedChunk:
@@ -103,7 +105,8 @@ class EmbedSeat:
         config, cells, cap = self._config, self._room.slots.used_cells, self._spec.max_embed_rows
         if not n_decoding:
             return self._cost.rows_within(config.prefill_target_s, cells, cap, cap)
-        floor = max(min(config.min_chunk_tokens, cap), self._cost.rows_within(spent_s / 3, cells, cap, 0))
+        least = min(max(1, config.min_chunk_tokens // _FLOOR_SHARE), cap)
+        floor = max(least, self._cost.rows_within(spent_s / 3, cells, cap, 0))
         rows = self._cost.rows_within(config.itl_target_s - spent_s, cells, cap, floor)
         self._stats.n_floor_chunks += rows < floor
         return max(floor, rows)

@@ -335,7 +335,7 @@ class Scheduler:
 
     def _publish(self) -> None:
         """Flush events to the readers, forget requests that ended, refresh the gauges."""
-        for run in list(self._runs.values()):
+        for run in [run for run in self._runs.values() if run.outbox]:
             self._has_news |= run.flush()
             if run.is_finished:
                 del self._runs[run.stream]

@@ -8,10 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from localllm import compose
 from localllm.backends.llamacpp.engine import LlamaEngine
 from localllm.backends.llamacpp.guard import GuardError
 from localllm.backends.llamacpp.pooling import Pooling, RunningPool
+from localllm.runtime.config import LoadConfig
 from localllm.runtime.engine import Clear, EmbedChunk
+from localllm.runtime.events import Embedded
+from localllm.runtime.modes import served
+from localllm.runtime.service import Service
+from localllm.runtime.stream import collect
+from localllm.runtime.types import EmbeddingRequest
 from tests.backends.llamacpp.lanes import EXACT, OTHER, TEXT, apart, feed, opened
 
 MODEL = "llama-dense.gguf"
@@ -92,3 +99,22 @@ def test_rows_are_pooled_as_the_file_asks_for(pooling: Pooling, expected: list[f
     pool.add(rows[2:])
     rows[:] = 0
     assert pool.result().tolist() == expected
+
+
+@pytest.mark.real
+def test_texts_that_mean_the_same_are_closest_also_beside_a_stream(smollm2: Path) -> None:
+    texts = ("A cat sat on the mat.", "A kitten is sitting on a rug.", "Quarterly revenue rose by 12%." * 9)
+    with compose.open(smollm2, served(LoadConfig(ctx=1024, threads=1), 2)) as service:
+        alone = _embedded(service, texts)
+        stream = service.stream("Count to twenty.", max_tokens=8, ignore_eos=True)
+        beside = _embedded(service, texts)
+        assert len(collect(stream).choices[0].ids) == 8
+    cat, kitten, revenue = alone
+    assert cat @ kitten > max(cat @ revenue, kitten @ revenue)
+    for one, other in zip(alone, beside, strict=True):
+        assert one @ other > 0.999
+
+
+def _embedded(service: Service, texts: tuple[str, ...]) -> list[np.ndarray]:
+    events = list(service.submit(EmbeddingRequest(texts)))
+    return [np.frombuffer(event.vector, "<f4") for event in events if isinstance(event, Embedded)]
