@@ -21,15 +21,9 @@ from localllm.models.memory import (
     state_bytes,
 )
 from localllm.models.repack import repacked_types
-from localllm.runtime.config import FlashAttn, LoadConfig
+from localllm.runtime.config import AUTO_CTX_TOKENS, AUTO_POOL_SEQUENCES, FlashAttn, LoadConfig
 
 MAX_SLOTS = 256  # LLAMA_MAX_SEQ
-AUTO_CTX_TOKENS = 8192
-"""The context of each parallel sequence where nobody says how long: more costs start time and memory."""
-
-AUTO_POOL_SEQUENCES = 2
-"""Sequences of that length that an automatic pool holds, however many run: they share it, and few are long."""
-
 _MIN_CTX_TOKENS = 512
 _CPU_BATCH, _GPU_BATCH, _MICRO_BATCH = 512, 2048, 512
 

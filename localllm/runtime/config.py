@@ -12,6 +12,12 @@ from localllm.models.kv_types import KvTypes
 ANSWER_TOKENS = 2048
 """The longest answer that nobody asked to be longer: on the command line, and in a context sized by itself."""
 
+AUTO_CTX_TOKENS = 8192
+"""The context of each parallel sequence where nobody says how long: more costs start time and memory."""
+
+AUTO_POOL_SEQUENCES = 2
+"""Sequences of that length that an automatic pool holds, however many run: they share it, and few are long."""
+
 FlashAttn: TypeAlias = Literal["auto", "on", "off"]
 GpuChoice: TypeAlias = Literal["auto", "off", "all"]
 GpuLayers: TypeAlias = GpuChoice | int

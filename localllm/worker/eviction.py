@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localllm.errors import NotEnoughMemory, Unavailable
-from localllm.runtime.config import LoadConfig
+from localllm.runtime.config import AUTO_CTX_TOKENS, AUTO_POOL_SEQUENCES, LoadConfig
 
 RESERVED_S = 1.0
 """How long a model that was just asked for is not unloaded."""
 
-_AUTO_CTX_TOKENS, _AUTO_SEQUENCES = 8192, 2
 _RETRY_AFTER_S = 5
 
 
@@ -77,17 +76,14 @@ def due_in_s(held: Sequence[Held], keep_alive_s: float, now_s: float) -> float |
     return max(0.0, min(used_s) + max(keep_alive_s, RESERVED_S) - now_s) if used_s else None
 
 
-def estimate_bytes(path: Path, config: LoadConfig, n_ctx: int | None = None) -> int:
-    """Return about what a worker with this model takes, from the file's header. Raises ModelRefused.
-
-    `n_ctx`: the context that it really got, where that is known.
-    """
+def estimate_bytes(path: Path, config: LoadConfig) -> int:
+    """Return about what a worker with this model takes, from the file's header. Raises ModelRefused."""
     from localllm.models import memory
     from localllm.models.info import read_info
     from localllm.models.repack import repacked_types
 
     info = read_info(path)
-    each = min(_AUTO_CTX_TOKENS, info.n_ctx_train or _AUTO_CTX_TOKENS)
+    each = min(AUTO_CTX_TOKENS, info.n_ctx_train or AUTO_CTX_TOKENS)
     feature = "asimddp" if platform.machine() in ("arm64", "aarch64") else "avx2"
     shape = memory.ContextShape(
         kv=config.kv,
@@ -95,7 +91,7 @@ def estimate_bytes(path: Path, config: LoadConfig, n_ctx: int | None = None) -> 
         repacked=repacked_types(frozenset((feature,))),
         flash_attn=config.flash_attn != "off",
     )
-    return memory.estimate(info, n_ctx or config.ctx or each * min(config.parallel, _AUTO_SEQUENCES), shape).total_bytes
+    return memory.estimate(info, config.ctx or each * min(config.parallel, AUTO_POOL_SEQUENCES), shape).total_bytes
 
 
 def _gb(n_bytes: int) -> str:

@@ -9,11 +9,11 @@ import pytest
 
 from localllm.backends.cpu.probe import CpuFacts
 from localllm.backends.llamacpp.devices import Device
-from localllm.backends.placement import AUTO_CTX_TOKENS, Machine, place
+from localllm.backends.placement import Machine, place
 from localllm.errors import NotEnoughMemory, UsageError
 from localllm.models.info import ModelInfo, read_info
 from localllm.models.kv_types import KvTypes
-from localllm.runtime.config import LoadConfig
+from localllm.runtime.config import AUTO_CTX_TOKENS, LoadConfig
 from localllm.runtime.modes import served
 
 GB = 10**9

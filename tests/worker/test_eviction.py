@@ -92,7 +92,6 @@ def test_the_estimate_knows_the_context_and_its_types(tiny: Path) -> None:
     assert estimate_bytes(path, LoadConfig(ctx=4096, kv=KvTypes("f32", "f32"))) > estimate_bytes(
         path, LoadConfig(ctx=4096)
     )
-    assert estimate_bytes(path, LoadConfig(ctx=256), n_ctx=4096) == estimate_bytes(path, LoadConfig(ctx=4096))
 
 
 def test_what_is_no_model_has_no_estimate(tmp_path: Path) -> None:

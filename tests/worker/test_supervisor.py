@@ -620,7 +620,7 @@ def test_without_a_name_only_an_only_model_is_meant() -> None:
 
 
 def test_unused_models_make_room_under_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eviction, "estimate_bytes", lambda path, config, n_ctx=None: 10**9)
+    monkeypatch.setattr(eviction, "estimate_bytes", lambda path, config: 10**9)
     monkeypatch.setattr(unit, "resident_bytes", lambda pid: 10**9)
     for name in ("one", "two", "three"):
         stored(name)
@@ -644,7 +644,7 @@ def test_unused_models_make_room_under_the_limit(monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_cannot_fit_beside_pinned_models_is_refused(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
-    monkeypatch.setattr(eviction, "estimate_bytes", lambda path, config, n_ctx=None: 10**9)
+    monkeypatch.setattr(eviction, "estimate_bytes", lambda path, config: 10**9)
     stored("two")
 
     async def work() -> None:
