@@ -30,6 +30,13 @@ none with text on stdin, is a prompt for `smollm2:135m`. Text must be UTF-8. Und
 **Signals.** Ctrl-C once stops the answer and keeps what there is (under `--json` too: `finish_reason` is `cancelled`);
 twice leaves at once. SIGTERM and `--timeout` do the same and leave after 5 seconds at the latest.
 
+**Servers.** `run` and `chat` go through a running server of the same user where it holds the same file, loaded with the
+same settings (`--ctx --kv --flash-attn --gpu --threads --template`); `--stats` says so, or why not, and `--no-server`
+loads the model here. Under `--ctx auto` a prompt that is too long for the server is loaded here. A server that dies
+meanwhile is an error (exit code 6). `ps` and `stop` find the servers of the user by their private sockets, which stand
+in `$XDG_RUNTIME_DIR/localllm`, else `/run/user/UID/localllm`, else a folder of the user's own among the temporary ones.
+`serve` ends with 130 after Ctrl-C, 143 after SIGTERM, 0 after `stop`.
+
 **Failures.** A sentence, and the next command to type; under `--json` also `{"error": {...}}` on stdout, under
 `--jsonl` an `error` event. `-v` shows the traceback of what nobody foresaw.
 
@@ -69,7 +76,8 @@ temperature = 0.2
 stop = ["\\n\\n", "END"]
 ```
 
-`LOCALLLM_HOME` moves the folder of stored models. `NO_COLOR` is honoured: there is no colour to begin with.
+`LOCALLLM_HOME` moves the folder of stored models. `LOCALLLM_API_KEY` holds the key of `serve` and `doctor --server` where
+no `--api-key-file` is given; it is never a flag. `NO_COLOR` is honoured: there is no colour to begin with.
 
 | key | flag | variable | default | verbs | meaning |
 |---|---|---|---|---|---|
