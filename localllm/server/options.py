@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from localllm.errors import UsageError
 from localllm.runtime.sampling_params import Sampling
-from localllm.runtime.types import GenerationOptions
+from localllm.runtime.types import MAX_CHOICES, GenerationOptions
 from localllm.server.body import Body
 from localllm.server.security import Headers
 from localllm.server.wire import GenerationBody
@@ -118,13 +118,20 @@ def check_format(body: GenerationBody) -> None:
 def generation_options(
     body: GenerationBody, *, max_tokens: int | None, logprobs: int | None, client: str
 ) -> GenerationOptions:
-    """Return the options that a body asks for. Values are checked where the request is prepared."""
+    """Return the options that a body asks for.
+
+    Values are checked where the request is prepared; only the number of choices also here, since an
+    answer is laid out before. Raises: UsageError for it.
+    """
+    n = 1 if body.n is None else body.n
+    if not 1 <= n <= MAX_CHOICES:
+        raise UsageError(f"n must be a whole number, 1 to {MAX_CHOICES}; got {n}.", "change n", field="n")
     sampling = {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
     stop = body.stop if body.stop is not None else []
     return GenerationOptions(
         max_tokens=_unless_minus_one(max_tokens),
         min_tokens=body.min_tokens or 0,
-        n=1 if body.n is None else body.n,
+        n=n,
         seed=_unless_minus_one(body.seed),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         sampling=sampling,

@@ -223,6 +223,8 @@ def test_streamed_logprobs_are_those_of_the_whole(running: Running) -> None:
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"n": 0}, "n"),
         ({"n": 17}, "n"),
+        ({"n": 2**64 - 1}, "n"),
+        ({"n": -1}, "n"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": -2}, "max_tokens"),
         ({"seed": -5}, "seed"),
