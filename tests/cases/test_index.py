@@ -21,6 +21,11 @@ CASES: Mapping[str, tuple[str, ...]] = {
         "runtime/test_stop.py::test_wrong_stops_are_refused",
         "cases/test_command_line.py::test_b03_stops_cut_before_the_earliest_match_and_lose_nothing",
     ),
+    "B04": (
+        "server/test_generation.py::test_an_error_before_the_first_token_is_a_plain_one",
+        "server/test_openai_chat.py::test_what_cannot_be_honoured_is_a_plain_400_that_names_it",
+        "server/test_real.py::test_a_prompt_beyond_the_context_is_a_plain_400_in_a_stream_too",
+    ),
     "B06": (
         "models/test_chat_template.py::test_bos_is_never_doubled_nor_invented",
         "backends/llamacpp/test_tokenizer.py::test_bos_is_added_once_and_only_where_asked",
@@ -61,6 +66,37 @@ CASES: Mapping[str, tuple[str, ...]] = {
         "cases/test_library.py::test_b23_greedy_is_the_argmax_of_the_raw_logits",
         "cases/test_library.py::test_b23_no_penalty_comes_unasked",
     ),
+    "B26": (
+        "server/test_openai_chat.py::test_chat_logprobs_have_an_entry_a_token",
+        "server/test_openai_chat.py::test_streamed_logprobs_are_those_of_the_whole",
+        "server/test_openai_completions.py::test_completion_logprobs_have_the_older_shape",
+        "server/test_logprobs.py::test_minus_infinity_is_a_number_that_json_can_tell",
+        "server/test_real.py::test_logprobs_are_those_of_the_tokens",
+    ),
+    "B29": (
+        "server/test_openai_chat.py::test_usage_is_streamed_only_when_asked_for",
+        "server/test_openai_chat.py::test_usage_of_a_stream_equals_that_of_the_whole",
+        "server/test_real.py::test_a_stream_is_the_whole_answer_with_equal_usage",
+    ),
+    "B30": ("server/test_openai_chat.py::test_empty_turns_are_turns",),
+    "B32": (
+        "server/test_openai_chat.py::test_history_with_tool_calls_and_null_content_is_taken",
+        "server/test_openai_chat.py::test_empty_turns_are_turns",
+        "server/test_real.py::test_tools_and_odd_histories_are_answered",
+    ),
+    "B33": (
+        "server/test_body.py::test_what_is_no_clean_json_of_this_kind_is_refused",
+        "server/test_body.py::test_odd_framing_is_answered_with_an_error_body",
+        "server/test_body.py::test_other_methods_are_405_with_what_is_allowed",
+        "server/test_openai_chat.py::test_what_cannot_be_honoured_is_a_plain_400_that_names_it",
+        "server/test_openai_completions.py::test_prompts_that_are_none_are_refused",
+    ),
+    "B45": (
+        "server/test_generation.py::test_a_client_that_goes_ends_the_work",
+        "server/test_generation.py::test_many_cancels_at_any_moment_leave_nothing_and_change_nothing",
+        "server/test_generation.py::test_work_stops_within_a_step_of_the_client_going",
+        "server/test_real.py::test_many_at_once_and_some_that_leave",
+    ),
     "B50": (
         "backends/llamacpp/test_model.py::test_nothing_is_left_after_twenty_openings",
         "cases/test_library.py::test_b50_closing_during_a_generation_ends_it_and_leaves_no_thread",
@@ -92,6 +128,9 @@ CASES: Mapping[str, tuple[str, ...]] = {
         "cli/test_real_run.py::test_signal_at_any_moment_ends_without_a_traceback",
         "cli/test_run.py::test_second_signal_leaves_and_is_never_mistaken_for_a_failure",
         "cli/test_pull.py::test_signal_keeps_what_arrived_and_the_next_pull_takes_it_up",
+        "server/test_serving.py::test_a_signal_drains_and_every_stream_ends_properly",
+        "server/test_serving.py::test_a_second_signal_ends_it_now",
+        "server/test_serving.py::test_a_signal_at_any_moment_of_the_start_ends_it",
     ),
 }
 
