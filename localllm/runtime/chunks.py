@@ -102,3 +102,20 @@ class ChunkPolicy:
     def relax(self) -> None:
         """Let chunks grow again after a step that went well."""
         self._cap_rows = min(self._spec.max_batch_tokens, self._cap_rows * 2)
+
+
+def shares(prefilling: Seq[Sequence], budget: int) -> list[tuple[Sequence, int]]:
+    """Divide the rows of a step: equal parts for the oldest sequence of each client, what is left for the oldest.
+
+    So one client's long prompt, or many, slow another's short one down, but do not stand before it.
+    """
+    first = {s.run.client: s for s in reversed(prefilling)}
+    turn = sorted(prefilling, key=lambda s: (first[s.run.client] is not s, s.order))
+    rows = dict.fromkeys(turn, 0)
+    for n_left, sequence in zip(range(len(first), 0, -1), turn, strict=False):
+        rows[sequence] = min(sequence.n_tokens - sequence.n_computed, -(-budget // n_left))
+        budget -= rows[sequence]
+    for sequence in turn:
+        more = min(sequence.n_tokens - sequence.n_computed - rows[sequence], budget)
+        rows[sequence], budget = rows[sequence] + more, budget - more
+    return [(sequence, n_rows) for sequence, n_rows in rows.items() if n_rows > 0]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from localllm.errors import ContextOverflow, LocalLLMError
 from localllm.runtime import events
 from localllm.runtime.admission import Admission, first_to_yield
-from localllm.runtime.chunks import ChunkPolicy
+from localllm.runtime.chunks import ChunkPolicy, shares
 from localllm.runtime.config import RuntimeConfig
 from localllm.runtime.cost import StepCost
 from localllm.runtime.draft.base import Draft
@@ -255,15 +255,15 @@ class Scheduler:
         return items
 
     def _prefill_items(self, decode_items: list[PlannedItem]) -> list[PlannedItem]:
-        """Chunks for the sequences that still compute their tokens, the oldest first."""
+        """Chunks for the sequences that still compute their tokens: a part for each client, its oldest first."""
         prefilling = [s for s in self._running if s.phase is Phase.PREFILL]
         if not prefilling:
             return []
         n_rows = sum(len(planned.item.tokens) for planned in decode_items)
         budget = self._chunks.prefill_rows(n_rows, self._room.slots.used_cells)
         items: list[PlannedItem] = []
-        for sequence in prefilling:
-            start, n_wanted = sequence.n_computed, min(sequence.n_tokens - sequence.n_computed, budget)
+        for sequence, n_wanted in shares(prefilling, budget):
+            start = sequence.n_computed
             self._room.free_up(n_rows + n_wanted)
             end = start + min(n_wanted, self._room.slots.free_cells - n_rows)
             if end <= start:
@@ -274,8 +274,8 @@ class Scheduler:
             if items and not self.spec.mixes_prefill_and_decode and planned.is_lone_row != items[0].is_lone_row:
                 continue  # a prompt's last token alone is a decode row to the engine
             items.append(planned)
-            n_rows, budget = n_rows + len(tokens), budget - len(tokens)
-            if budget == 0 or not self.spec.ragged_rows:
+            n_rows += len(tokens)
+            if not self.spec.ragged_rows:
                 break
         return items
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from localllm.runtime.chunks import ChunkPolicy
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+from localllm.runtime.chunks import ChunkPolicy, shares
 from localllm.runtime.config import RuntimeConfig
 from localllm.runtime.cost import StepCost
 from localllm.runtime.metrics import RuntimeStats
@@ -33,6 +37,43 @@ def test_a_chunk_beside_slow_sequences_is_the_floor_or_a_quarter_of_the_step() -
         assert policy.prefill_rows(1, 0) + 1 >= expected
         assert policy.prefill_rows(1, 0) <= max(32, decode_s / 3 / 0.0009)
         assert stats.n_floor_chunks == 2
+
+
+def test_each_client_has_a_part_of_a_step_and_the_oldest_what_is_left() -> None:
+    def prefill(client: str, n_left: int, order: int) -> Any:
+        return SimpleNamespace(run=SimpleNamespace(client=client), n_tokens=n_left, n_computed=0, order=order)
+
+    def divided(*prefilling: Any, budget: int = 100) -> list[tuple[int, int]]:
+        hashable = [_ById(**vars(s)) for s in prefilling]
+        return [(s.order, n_rows) for s, n_rows in shares(hashable, budget)]  # type: ignore[arg-type]
+
+    long, more, short = prefill("a", 900, 1), prefill("a", 50, 2), prefill("b", 30, 3)
+    assert divided(long) == [(1, 100)]
+    assert divided(long, more) == [(1, 100)]
+    assert divided(long, more, short) == [(1, 70), (3, 30)]
+    assert divided(prefill("a", 20, 1), more, short) == [(1, 20), (3, 30), (2, 50)]
+    assert divided(long, prefill("b", 900, 2), prefill("c", 900, 3)) == [(1, 34), (2, 33), (3, 33)]
+    assert divided(long, short, budget=1) == [(1, 1)]
+    assert divided(long, short, budget=0) == []
+
+
+class _ById(SimpleNamespace):
+    """Hashed as sequences are."""
+
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
+
+
+def test_a_long_prompt_does_not_stand_before_a_newcomers_short_one() -> None:
+    bench = Bench(FakeEngine(replace(SPEC, max_batch_tokens=64)))
+    bench.submit([65] * 3000, client="long", max_tokens=1)
+    bench.step()
+    short = bench.submit([66] * 60, client="short", max_tokens=5)
+    for _ in range(4):
+        bench.step()
+    assert any(type(e).__name__ == "Token" for e in short._events)
+    bench.run()
+    assert collect(short).choices[0].ids == truth([66] * 60, 5)
 
 
 def test_a_shrunk_step_counts_every_row_and_grows_again() -> None:
