@@ -110,9 +110,12 @@ class Connection(H11Protocol):
         self._stop_stall_timer()
 
     def drop(self) -> None:
-        """Close at once, whatever is still unsent."""
+        """Close: at once, or as soon as the answer before is out."""
         self._gate.leaves(self)
-        self.transport.abort()
+        if self.transport.get_write_buffer_size():
+            self.transport.close()
+        else:
+            self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP with a JSON error, and close; only close where an answer is under way."""
