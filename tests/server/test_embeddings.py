@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 from localllm.errors import QueueFull, Unavailable, WorkerDied
 from localllm.runtime.types import EmbeddingRequest
 from localllm.server import embeddings
-from localllm.server.state import ServerSettings, draining
+from localllm.server.state import Limits, ServerSettings, draining
 from tests.fake_engine import BOS, N_EMBD, N_VOCAB, SPEC, FakeEngine, fake_embedding
-from tests.server.fakes import Running, fake_supervisor, serving
-from tests.server.waiting import wait_until
+from tests.server.fakes import Running, fake_supervisor, serving, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -296,8 +295,8 @@ def test_a_worker_that_dies_is_a_503() -> None:
 
 
 def test_a_large_answer_reaches_a_slow_reader_whole() -> None:
-    with serving() as running:
-        body = json.dumps({"input": ["a"] * 5000}).encode()
+    with serving(settings=ServerSettings(limits=Limits(output_bytes=160 * 1024))) as running:
+        body = json.dumps({"input": ["a"] * 2000}).encode()
         sock = running.connect()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
         head = f"POST /v1/embeddings HTTP/1.1\r\nhost: 127.0.0.1:{running.port}\r\ncontent-type: application/json\r\n"
@@ -308,7 +307,7 @@ def test_a_large_answer_reaches_a_slow_reader_whole() -> None:
             data += piece
         sock.close()
         _, _, content = data.partition(b"\r\n\r\n")
-        assert len(json.loads(content)["data"]) == 5000
+        assert len(json.loads(content)["data"]) == 2000
 
 
 def test_asynchronous_clients_that_ask_at_once_each_get_their_own(running: Running) -> None:

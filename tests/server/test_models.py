@@ -14,8 +14,7 @@ from localllm.server.models import parameter_size
 from localllm.server.state import ServerSettings
 from localllm.worker.lifecycle import ModelState
 from tests.fake_engine import fake_service
-from tests.server.fakes import FakeSupervisor, FakeWorker, Running, serving
-from tests.server.waiting import wait_until
+from tests.server.fakes import FakeSupervisor, FakeWorker, Running, serving, wait_until
 
 
 @pytest.fixture

@@ -10,8 +10,7 @@ import pytest
 from localllm.errors import TimedOut, WorkerDied
 from localllm.server.state import ServerSettings
 from tests.fake_engine import ASSISTANT, BOS, N_VOCAB, USER, fake_service
-from tests.server.fakes import FakeSupervisor, FakeWorker, Running, fake_supervisor, serving
-from tests.server.waiting import wait_until
+from tests.server.fakes import FakeSupervisor, FakeWorker, Running, fake_supervisor, serving, wait_until
 
 
 @pytest.fixture(scope="module")
