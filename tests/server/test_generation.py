@@ -552,7 +552,7 @@ def test_a_failure_of_ours_is_a_500_that_tells_nothing() -> None:
         assert reply.status == 500
         assert reply.headers["x-should-retry"] == "false"
         assert "secret" not in reply.body.decode()
-        assert running.state.n_active == 0
+        wait_until(lambda: running.state.n_active == 0)
     assert "RuntimeError" in running.log.getvalue()
     assert "secret" not in running.log.getvalue()
 
