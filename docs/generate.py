@@ -76,8 +76,8 @@ temperature = 0.2
 stop = ["\\n\\n", "END"]
 ```
 
-`LOCALLLM_HOME` moves the folder of stored models. `LOCALLLM_API_KEY` holds the key of `serve` and `doctor --server` where
-no `--api-key-file` is given; it is never a flag. `NO_COLOR` is honoured: there is no colour to begin with.
+`LOCALLLM_HOME` moves the folder of stored models. `LOCALLLM_API_KEY` holds the key of `serve` and `doctor --server`
+where no `--api-key-file` is given; it is never a flag. `NO_COLOR` is honoured: there is no colour to begin with.
 
 | key | flag | variable | default | verbs | meaning |
 |---|---|---|---|---|---|

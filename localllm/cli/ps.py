@@ -60,7 +60,7 @@ def _table(servers: list[dict[str, Any]]) -> str:
             rows.append(
                 (
                     model["name"],
-                    model["state"] + (f": {model['reason']}" if model["reason"] else ""),
+                    _state(model),
                     size(model["size_bytes"]),
                     str(model["n_requests"]),
                     _ago(model["last_used_s"]),
@@ -73,6 +73,11 @@ def _table(servers: list[dict[str, Any]]) -> str:
                 ("-", server["problem"] or "no model is loaded", "-", "-", "-", str(server["pid"]), server["url"])
             )
     return table(("MODEL", "STATE", "SIZE", "REQUESTS", "LAST USED", "PID", "SERVER"), rows, frozenset((2, 3)))
+
+
+def _state(model: dict[str, Any]) -> str:
+    why = model["reason"] or ("its file has changed since" if model["is_changed"] else "")
+    return f"{model['state']}: {why}" if why else str(model["state"])
 
 
 def _ago(moment_s: float) -> str:

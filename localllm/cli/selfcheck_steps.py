@@ -259,9 +259,9 @@ def _installation() -> tuple[str, dict[str, Any]]:
         "localllm": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "llama_cpp_python": metadata.version("llama-cpp-python"),
-        "llama_cpp": native.version,
+        "llama-cpp-python": metadata.version("llama-cpp-python"),
+        "llama.cpp": native.version,
     }
-    binding = facts["llama_cpp_python"]
+    binding = facts["llama-cpp-python"]
     told = f"localllm {__version__}, Python {facts['python']}, llama-cpp-python {binding}, llama.cpp {native.version}"
     return told, facts

@@ -32,7 +32,8 @@ class ModelEntry:
     `aliases`: further names that it answers to. `created_s`: the file's time. `reason`: why it is not
     ready, where something is wrong. `is_pinned`: never unloaded by itself. `n_requests`: at work now.
     `last_used_s`: time.time() of the last request, 0 without one. `model`: what
-    `worker.description.describe_loaded` says, {} unless loaded.
+    `worker.description.describe_loaded` says, {} unless loaded. `is_changed`: the file is another now than
+    the one that was loaded.
     """
 
     name: str
@@ -47,6 +48,7 @@ class ModelEntry:
     last_used_s: float
     pid: int | None
     model: Mapping[str, Any]
+    is_changed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -349,6 +349,7 @@ def entry_to_wire(entry: ModelEntry) -> dict[str, Any]:
         "state": entry.state.value,
         "reason": entry.reason,
         "is_pinned": entry.is_pinned,
+        "is_changed": entry.is_changed,
         "n_requests": entry.n_requests,
         "last_used_s": entry.last_used_s,
         "pid": entry.pid,
@@ -372,9 +373,9 @@ def _spelled(value: Any) -> str:
 
 
 def _holder(entries: list[ModelEntry], path: str) -> ModelEntry:
-    """Return the entry that is ready with the file at `path`. Raises ModelNotFound."""
+    """Return the entry that is ready with the file at `path`, as it is now. Raises ModelNotFound."""
     for entry in entries:
-        if entry.state.value == "ready" and entry.model:
+        if entry.state.value == "ready" and entry.model and not entry.is_changed:
             with contextlib.suppress(OSError):
                 if os.path.samefile(entry.path, path):
                     return entry

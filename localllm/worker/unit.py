@@ -117,6 +117,7 @@ class ModelUnit:
             last_used_s=self._last_used_epoch_s,
             pid=self._current.pid if self._current else None,
             model=worker.model if worker else {},
+            is_changed=worker is not None and known.identity() != self._loaded_identity,
         )
 
     async def ready(self, wait_s: float | None, cooldown_s: float = COOLDOWN_S) -> Worker:

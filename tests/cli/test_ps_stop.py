@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -112,8 +113,8 @@ def test_several_servers_have_to_be_told_apart(cli: Cli, tmp_path: Path) -> None
         own.close()
 
 
-def test_a_server_is_served_listed_used_and_stopped(cli: Cli, opened: Opened, tiny: Path) -> None:
-    model = tiny / "llama-dense.gguf"
+def test_a_server_is_served_listed_used_and_stopped(cli: Cli, opened: Opened, tiny: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copy(tiny / "llama-dense.gguf", tmp_path))
     with serving(model) as (process, url):
         wait_ready(cli)
         (server,) = cli("ps", "--json").json()["servers"]
@@ -123,6 +124,10 @@ def test_a_server_is_served_listed_used_and_stopped(cli: Cli, opened: Opened, ti
         used = cli("run", str(model), "hi", "-n", "5", "--stats", "--raw")
         assert (used.code, opened.calls) == (0, []), used
         assert f"through the server at {url}" in used.err
+        model.touch()
+        changed = cli("run", str(model), "hi", "-n", "5", "--stats", "--raw")
+        assert "does not hold that model" in changed.err
+        assert "its file has changed since" in cli("ps").out
         stopped = cli("stop", "--json")
         assert (stopped.code, stopped.json()["pid"]) == (0, process.pid), stopped
         assert process.wait(5) == 0

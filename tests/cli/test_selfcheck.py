@@ -64,7 +64,7 @@ def test_a_sound_server_passes_every_layer(cli: Cli, model: Path, fake_engine: N
     assert (result.code, told["ok"], told["failed"]) == (0, True, None), told
     facts = {step["layer"]: step["facts"] for step in told["steps"]}
     assert len(facts["model"]["sha256"][0]) == 64
-    assert facts["installation"]["llama_cpp_python"]
+    assert facts["installation"]["llama-cpp-python"]
     assert all(host.startswith(("127.", "::1")) for host in facts["network"]["listening"])
     assert facts["answer"]["text"] == facts["without cache"]["text"]
     assert facts["without cache"]["cached_tokens"] == 0

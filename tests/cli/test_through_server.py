@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -168,6 +170,31 @@ def test_a_worker_that_dies_meanwhile_is_an_error(cli: Cli, opened: Opened, file
         result = cli("run", str(file), "hi", "--json")
     assert result.code == 1
     assert result.json()["error"]["code"] == "worker_died"
+
+
+def test_ctrl_c_keeps_what_there_is_and_ends_the_work_there(cli: Cli, opened: Opened, file: Path) -> None:
+    def interrupt(batch: object) -> None:
+        n_forwards.append(1)
+        time.sleep(0.005)
+        if len(n_forwards) == 10:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    n_forwards: list[int] = []
+    with listening(supervisor_of(file, FakeEngine(script=lambda tokens: ord("x"), on_forward=interrupt))) as local:
+        result = cli("run", str(file), "hi", "--json")
+        (stream,) = local.worker.streams
+        assert stream.n_cancels > 0
+    assert (result.code, result.json()["finish_reason"]) == (130, "cancelled")
+    assert set(result.json()["text"]) == {"x"}
+    assert len(n_forwards) < 100
+
+
+def test_a_time_limit_holds_through_the_server(cli: Cli, opened: Opened, file: Path) -> None:
+    engine = FakeEngine(script=lambda tokens: ord("x"), on_forward=lambda batch: time.sleep(0.01))
+    with listening(supervisor_of(file, engine)):
+        result = cli("run", str(file), "hi", "--timeout", "0.3")
+    assert result.code == 124
+    assert result.out.startswith("x")
 
 
 def test_no_server_is_looked_for_without_a_record(cli: Cli, opened: Opened, file: Path) -> None:

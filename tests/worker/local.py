@@ -25,10 +25,12 @@ URL = "http://127.0.0.1:8080"
 class FileSupervisor(FakeSupervisor):
     """A fake supervisor whose models lie where their descriptions say."""
 
+    is_changed = False
+
     def entry(self, name: str | None) -> ModelEntry:
         """Return the entry with the file's real path."""
         entry = super().entry(name)
-        return replace(entry, path=Path(entry.model["path"])) if entry.model else entry
+        return replace(entry, path=Path(entry.model["path"]), is_changed=self.is_changed) if entry.model else entry
 
 
 def supervisor_of(

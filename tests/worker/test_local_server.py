@@ -197,6 +197,15 @@ def test_a_model_that_is_not_ready_is_not_held(file: Path, tmp_path: Path) -> No
             client.attach(local.record, file, LoadConfig())
 
 
+def test_a_file_that_changed_since_it_was_loaded_is_another_model(file: Path) -> None:
+    supervisor = supervisor_of(file)
+    with listening(supervisor) as local:
+        supervisor.is_changed = True
+        with pytest.raises(ModelNotFound):
+            client.attach(local.record, file, LoadConfig())
+        assert client.call(local.record, "ps")[0]["is_changed"]
+
+
 def test_a_draining_server_takes_nothing_new(file: Path) -> None:
     with listening(supervisor_of(file, endless())) as local, client.attach(local.record, file, LoadConfig()) as remote:
         at_work = remote.submit(asking(max_tokens=40))
