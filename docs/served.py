@@ -12,12 +12,13 @@ from docs.reliability import ran_on, table
 MEASURED = Path(__file__).resolve().parent / "measured"
 MARK = "<!-- what follows: make bench-serve -->"
 
-METHOD = """All sides answer the same prompts of {prompt_tokens} token ids with {gen_tokens} tokens each, greedily, end
-tokens ignored, with the same threads, context, batch sizes, KV types and flash attention; one after another, each time
-another one first, {pairs} rounds with one client and {rounds} with four and with eight. Prompts begin alike nowhere, so
-no cache serves them. Tokens/s: all tokens over the time from the first request to the last token, prompts included; the
-bare loop over the C API prefills all prompts in full batches and takes the best logit. Ratios are of pairs, with a
-bootstrap interval; above 1 = `localllm serve` is faster. Client, server and kernels share the cores."""
+METHOD = """All sides answer the same prompts of {prompt_tokens} token ids with {gen_tokens} tokens each, greedily,
+end tokens ignored, with the same threads, context, batch sizes, KV types and flash attention; one after another,
+each time another one first, {pairs} rounds with one client and {rounds} with four and with eight. Each prompt
+begins with an id of its own, so no cache serves it. Tokens/s: all tokens over the time from the first request to
+the last token, prompts included; the bare loop over the C API prefills all prompts in full batches and takes the
+best logit. Ratios are of pairs, with a bootstrap interval; above 1 = `localllm serve` is faster. Client, server and
+kernels share the cores."""
 
 
 def results(folder: Path = MEASURED) -> list[dict[str, Any]]:

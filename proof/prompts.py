@@ -29,9 +29,17 @@ def stories(seed: int, n_words: int) -> Iterator[str]:
         yield story(rng, n_words)
 
 
-def token_prompts(encode: Callable[[str], Sequence[int]], seed: int, n_tokens: int) -> Iterator[tuple[int, ...]]:
-    """Yield prompts of exactly `n_tokens` ids, without end. `encode` turns text into ids."""
-    for text in stories(seed, n_tokens + 8):
-        ids = tuple(encode(text))
-        if len(ids) >= n_tokens:
-            yield ids[:n_tokens]
+def token_prompts(
+    encode: Callable[[str], Sequence[int]], n_vocab: int, seed: int, n_tokens: int
+) -> Iterator[tuple[int, ...]]:
+    """Yield prompts of exactly `n_tokens` ids, `n_vocab` of them, each with a first id of its own.
+
+    So that no prefix that a server holds can serve the next. `encode` turns text into ids.
+    """
+    firsts = random.Random(seed).sample(range(n_vocab), n_vocab)
+    texts = stories(seed, n_tokens + 8)
+    for first in firsts:
+        ids = encode(next(texts))
+        while len(ids) < n_tokens:
+            ids = [*ids, *encode(next(texts))]
+        yield (first, *ids[1:n_tokens])

@@ -104,8 +104,8 @@ def peers(plan: Plan, wanted: Wanted, service: Service, folder: Path) -> Iterato
 
 def drawer(service: Service, n_tokens: int) -> Callable[[int], Prompts]:
     """Return a source of prompts that nobody saw yet."""
-    encode = partial(service.tokenizer.encode, parse_special=False, add_bos=True)
-    source = token_prompts(encode, seed=11, n_tokens=n_tokens)
+    encode = partial(service.tokenizer.encode, parse_special=False)
+    source = token_prompts(encode, service.spec.n_vocab, seed=11, n_tokens=n_tokens)
     return lambda n: list(itertools.islice(source, n))
 
 
