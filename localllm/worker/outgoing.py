@@ -25,8 +25,8 @@ _LOGPROB_BYTES = 48
 class Outgoing:
     """The sending side of one socket. Thread safe; frames leave in the order in which they were handed in.
 
-    Owns one thread, asleep while the peer keeps up. A peer that is gone is no error here: nothing
-    is sent any more (whoever reads from the socket learns of its end).
+    Owns one thread, asleep while the peer keeps up, until `close` or the peer's end. A peer that is
+    gone is no error here: nothing is sent any more (who reads from the socket learns of its end).
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -75,6 +75,12 @@ class Outgoing:
         with self._lock:
             return self._emptied.wait_for(lambda: not self._packed, timeout_s)
 
+    def close(self) -> None:
+        """Send nothing more. Idempotent."""
+        with self._lock:
+            self._is_gone = True
+            self._send()
+
     def _send(self) -> None:
         """Write what the socket takes at once, but not for long; the rest is the thread's. Needs the lock."""
         n_left = _TURN_BYTES
@@ -99,6 +105,7 @@ class Outgoing:
         self._is_behind = False
         if self._is_gone:
             self._packed.clear()
+            self._behind.notify()
         self._emptied.notify_all()
 
     def _pack_events(self) -> None:
@@ -114,7 +121,9 @@ class Outgoing:
         waiter.register(self._socket, select.POLLOUT)
         while True:
             with self._lock:
-                self._behind.wait_for(lambda: self._is_behind)
+                self._behind.wait_for(lambda: self._is_behind or self._is_gone)
+                if self._is_gone:
+                    return
             waiter.poll()
             with self._lock:
                 self._send()

@@ -53,7 +53,7 @@ def test_a_description_is_plain_and_says_what_others_need() -> None:
         4096,
         4096,
         True,
-        False,
+        True,
     )
     assert told["sampling"]["temperature"] == 0.0
     assert {"name", "path", "sha256", "architecture", "quant", "n_slots", "n_ctx_train", "n_vocab"} <= told.keys()

@@ -46,7 +46,7 @@ class Linked:
 
     def __init__(self, engine: FakeEngine | None = None, config: RuntimeConfig = RuntimeConfig()) -> None:
         self._ours, self._theirs = socket.socketpair()
-        outgoing = Outgoing(self._theirs)
+        self._outgoing = outgoing = Outgoing(self._theirs)
         gate = Gate(b"k" * 32)
         hooks = Hooks(gate=partial(judge, gate, outgoing), published=outgoing.publish)
         self.service = fake_service(engine, config=config, hooks=hooks)
@@ -91,6 +91,8 @@ class Linked:
 
     def close(self) -> None:
         self.service.close()
+        self._outgoing.close()
+        self.desk._pool.shutdown()
         self._theirs.close()
         self._thread.join(5)
         self._ours.close()

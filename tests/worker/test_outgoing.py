@@ -14,14 +14,16 @@ from localllm.runtime import events
 from localllm.worker.outgoing import Outgoing
 from localllm.worker.protocol import FrameReader, Happened, Log, Result, event_from_wire
 
-Pair: TypeAlias = tuple[socket.socket, socket.socket]
+Pair: TypeAlias = tuple[Outgoing, socket.socket]
 
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
     ours, theirs = socket.socketpair()
     theirs.settimeout(10)
-    yield ours, theirs
+    outgoing = Outgoing(ours)
+    yield outgoing, theirs
+    outgoing.close()
     ours.close()
     theirs.close()
 
@@ -48,8 +50,7 @@ def told(frames: list[Any]) -> dict[int, list[Any]]:
 
 
 def test_what_was_added_leaves_as_one_frame_and_only_when_published(pair: Pair) -> None:
-    ours, theirs = pair
-    outgoing = Outgoing(ours)
+    outgoing, theirs = pair
     outgoing.add(1, [token("a")])
     outgoing.add(2, [token("b")])
     outgoing.add(1, [token("c"), events.Done()])
@@ -66,16 +67,14 @@ def test_what_was_added_leaves_as_one_frame_and_only_when_published(pair: Pair) 
 
 
 def test_nothing_added_sends_nothing(pair: Pair) -> None:
-    ours, theirs = pair
-    outgoing = Outgoing(ours)
+    outgoing, theirs = pair
     outgoing.publish()
     outgoing.send(Result(1, 2))
     assert read_frames(theirs, bool) == [Result(1, 2)]
 
 
 def test_a_frame_leaves_after_the_events_before_it(pair: Pair) -> None:
-    ours, theirs = pair
-    outgoing = Outgoing(ours)
+    outgoing, theirs = pair
     outgoing.add(1, [events.Done()])
     outgoing.send(Result(5))
     frames = read_frames(theirs, lambda frames: len(frames) == 2)
@@ -83,8 +82,7 @@ def test_a_frame_leaves_after_the_events_before_it(pair: Pair) -> None:
 
 
 def test_a_reader_that_sleeps_keeps_nobody_waiting_and_loses_nothing(pair: Pair) -> None:
-    ours, theirs = pair
-    outgoing = Outgoing(ours)
+    outgoing, theirs = pair
     n_steps, longest_s = 20_000, 0.0
     for step in range(n_steps):
         started_s = time.perf_counter()
@@ -103,8 +101,7 @@ def test_a_reader_that_sleeps_keeps_nobody_waiting_and_loses_nothing(pair: Pair)
 
 
 def test_it_sends_directly_again_once_the_reader_has_caught_up(pair: Pair) -> None:
-    ours, theirs = pair
-    outgoing = Outgoing(ours)
+    outgoing, theirs = pair
     outgoing.send(Result(1, b"x" * 3_000_000))
     outgoing.send(Result(2))
     assert not outgoing.drain(0.05)
@@ -117,8 +114,7 @@ def test_it_sends_directly_again_once_the_reader_has_caught_up(pair: Pair) -> No
 
 
 def test_many_large_events_become_several_frames(pair: Pair) -> None:
-    ours, theirs = pair
-    outgoing = Outgoing(ours)
+    outgoing, theirs = pair
     vector = b"\0" * 400_000
     for index in range(300):  # 120 MB: more than one frame may hold
         outgoing.add(1, [events.Embedded(index, vector)])
@@ -132,8 +128,7 @@ def test_many_large_events_become_several_frames(pair: Pair) -> None:
 
 
 def test_a_peer_that_is_gone_is_no_error(pair: Pair) -> None:
-    ours, theirs = pair
-    outgoing = Outgoing(ours)
+    outgoing, theirs = pair
     outgoing.send(Result(1, b"x" * 3_000_000))  # the writer's thread is at it
     theirs.close()
     for step in range(100):
@@ -143,9 +138,28 @@ def test_a_peer_that_is_gone_is_no_error(pair: Pair) -> None:
     assert outgoing.drain(5)
 
 
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_closing_ends_its_thread_and_everything_after_is_dropped(is_behind: bool) -> None:
+    ours, theirs = socket.socketpair()
+    before = set(threading.enumerate())
+    outgoing = Outgoing(ours)
+    (writer,) = set(threading.enumerate()) - before
+    if is_behind:
+        outgoing.send(Result(1, b"x" * 3_000_000))
+    outgoing.close()
+    outgoing.close()
+    outgoing.send(Result(2))
+    outgoing.add(1, [token("x")])
+    outgoing.publish()
+    theirs.close()
+    writer.join(5)
+    assert not writer.is_alive()
+    ours.close()
+
+
 def test_threads_may_send_at_once(pair: Pair) -> None:
-    ours, theirs = pair
-    outgoing, n_each = Outgoing(ours), 500
+    outgoing, theirs = pair
+    n_each = 500
 
     def work(number: int) -> None:
         for at in range(n_each):
@@ -172,8 +186,7 @@ def test_threads_may_send_at_once(pair: Pair) -> None:
 
 
 def test_while_something_large_is_on_its_way_a_step_waits_for_a_part_of_it_at_most(pair: Pair) -> None:
-    ours, theirs = pair
-    outgoing = Outgoing(ours)
+    outgoing, theirs = pair
     large = threading.Thread(target=outgoing.send, args=(Result(1, b"x" * 50_000_000),))
     reader = threading.Thread(target=lambda: [theirs.recv(1 << 20) for _ in range(40)])
     reader.start()
