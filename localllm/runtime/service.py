@@ -239,15 +239,3 @@ class Service:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def describe(model: LoadedModel) -> Mapping[str, Any]:
-    """Return the JSON form of a loaded model: what `--json` prints of it."""
-    return {
-        "name": model.name,
-        "path": str(model.path),
-        "sha256": model.sha256,
-        "architecture": model.info.architecture,
-        "quant": model.info.quant,
-        "n_ctx": model.n_ctx,
-    }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -205,3 +207,17 @@ def test_settings_reach_it_from_environment_and_file(
     assert (served.server.port, served.server.allow_hosts) == (9999, ("a", "b"))
     assert (served.supervisor.keep_alive_s, served.supervisor.config.parallel) == (300.0, 2)
     assert served.supervisor.runtime.max_waiting == 9
+
+
+def test_the_process_that_serves_loads_no_native_code() -> None:
+    script = (
+        "import sys\n"
+        "from localllm.server import serving\n"
+        "serving.run_server = lambda server, supervisor: 0\n"
+        "from localllm.cli import main\n"
+        "from localllm.cli.app import run_command\n"
+        "code = run_command(['serve', '--mode', 'quiet', '--threads', 'auto'], main.VERBS, main.GROUPS)\n"
+        "print(code, *sorted({'llama_cpp', 'numpy', 'jinja2', 'typer'} & {name.split('.')[0] for name in sys.modules}))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "0 typer\n", done.stderr
