@@ -17,19 +17,19 @@ from numpy.typing import NDArray
 from localllm.errors import ContextOverflow, LocalLLMError
 from localllm.runtime import events
 from localllm.runtime.admission import Admission, first_to_yield
-from localllm.runtime.chunks import ChunkPolicy, shares
+from localllm.runtime.chunks import ChunkPolicy
 from localllm.runtime.config import RuntimeConfig
 from localllm.runtime.cost import StepCost
 from localllm.runtime.draft.base import Draft
 from localllm.runtime.embedding import EmbedSeat, PlannedChunk
-from localllm.runtime.engine import BatchItem, Edit, EditResult, EngineSpec, PrefixRule
+from localllm.runtime.engine import Edit, EditResult, EngineSpec
 from localllm.runtime.hooks import nothing_to_send
 from localllm.runtime.metrics import RuntimeStats
-from localllm.runtime.plan import NO_DRAFT, PlannedItem, StepPlan
+from localllm.runtime.plan import PlannedItem, StepPlan
 from localllm.runtime.room import Room
+from localllm.runtime.rows import RowPlanner
 from localllm.runtime.sequence import Embedding, Phase, RequestRun, Sequence
 from localllm.runtime.stream import EventSink, told
-from localllm.runtime.types import Tokens
 
 
 class Scheduler:
@@ -46,6 +46,7 @@ class Scheduler:
         self.stats = RuntimeStats()
         self._room = Room(spec, self.stats)
         self._chunks = ChunkPolicy(spec, config, cost, self.stats)
+        self._rows = RowPlanner(spec, self._room, self._chunks)
         self._embeds = EmbedSeat(spec, config, self._room, self.stats)
         self._admission = Admission(spec, config, self._room, self._embeds, self.stats)
         self._waiting = self._admission.waiting
@@ -102,7 +103,8 @@ class Scheduler:
             decodes, prefills = self._chunks.turns(self._running)
             items = self._decode_items(drafts) if decodes else []
             if prefills:
-                items += self._prefill_items(items)
+                prefilling = [s for s in self._running if s.phase is Phase.PREFILL]
+                items += self._rows.prefill(prefilling, sum(len(planned.item.tokens) for planned in items))
             if not items and not decodes:
                 items = self._decode_items(drafts)  # the turn was prefill's, which found no room
             if items or not self._running:
@@ -232,62 +234,21 @@ class Scheduler:
                 self._admission.interrupt_text()
                 self._admission.shut()
             else:
-                limit = self.spec.pool_tokens
-                self.fail_request(planned.run, ContextOverflow("The engine has no room for this text.", n_ctx=limit))
+                index = planned.embedding.index
+                error = ContextOverflow("The engine has no room for this text.", field="input", index=index)
+                self.fail_request(planned.run, error)
         self._publish()
 
     def _decode_items(self, drafts: Mapping[Sequence, Draft]) -> list[PlannedItem]:
         """One row for every decoding sequence, with its draft where there is room for it."""
         usable = self._chunks.drafts_that_fit(drafts, self._running)
-        while (decoding := self.decoding) and not self._room.free_up(
-            sum(1 + len(usable.get(s, NO_DRAFT)) for s in decoding)
-        ):
+        while (items := self._rows.decode(self.decoding, usable)) is None:
             self._room.note_refusal()
             if usable:
                 usable = {}
             else:
                 self._give_way()
-        items = []
-        for sequence in decoding:
-            draft = usable.get(sequence, NO_DRAFT)
-            tokens = (sequence.tokens[-1], *draft.tokens)
-            items.append(self._item(sequence, tokens, n_logits=len(tokens), draft=draft))
         return items
-
-    def _prefill_items(self, decode_items: list[PlannedItem]) -> list[PlannedItem]:
-        """Chunks for the sequences that still compute their tokens: a part for each client, its oldest first."""
-        prefilling = [s for s in self._running if s.phase is Phase.PREFILL]
-        if not prefilling:
-            return []
-        n_rows = sum(len(planned.item.tokens) for planned in decode_items)
-        budget = self._chunks.prefill_rows(n_rows, self._room.slots.used_cells)
-        items: list[PlannedItem] = []
-        for sequence, n_wanted in shares(prefilling, budget):
-            start = sequence.n_computed
-            self._room.free_up(n_rows + n_wanted)
-            end = start + min(n_wanted, self._room.slots.free_cells - n_rows)
-            if end <= start:
-                continue
-            end = self._chunks.cut(sequence, start, end, self._room.slots.used_cells)
-            tokens = sequence.tokens[start:end]
-            planned = self._item(sequence, tokens, n_logits=int(end == sequence.n_tokens))
-            if items and not self.spec.mixes_prefill_and_decode and planned.is_lone_row != items[0].is_lone_row:
-                continue  # a prompt's last token alone is a decode row to the engine
-            items.append(planned)
-            n_rows += len(tokens)
-            if not self.spec.ragged_rows:
-                break
-        return items
-
-    def _item(self, sequence: Sequence, tokens: Tokens, n_logits: int, draft: Draft = NO_DRAFT) -> PlannedItem:
-        """Pack a sequence's next rows; a chunk that ends at a cut asks for a checkpoint there."""
-        assert sequence.slot is not None
-        start, is_prefill = sequence.n_computed, sequence.phase is Phase.PREFILL
-        at_cut = n_logits == 0 and start + len(tokens) in sequence.cuts
-        takes_checkpoint = at_cut and self.spec.prefix_rule is PrefixRule.CHECKPOINT
-        return PlannedItem(
-            sequence, BatchItem(sequence.slot.id, start, tokens, n_logits), is_prefill, draft, takes_checkpoint
-        )
 
     def _give_way(self) -> None:
         """The end of the no-room table: put off a text, preempt the youngest, or end the only one."""
