@@ -177,7 +177,7 @@ def body_schemas(strict: bool) -> dict[str, Schema]:
         for part in _integers(schema):
             part.setdefault("minimum", _LEAST_INT)
             part.setdefault("maximum", _GREATEST_INT)
-    found["TokenizeBody"]["oneOf"] = [
+    found["TokenizeBody"]["oneOf"] = [  # exactly one of them is a text
         {"required": [name], "properties": {name: _TEXT}} for name in ("content", "prompt")
     ]
     return found

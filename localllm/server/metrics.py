@@ -258,6 +258,11 @@ def _model_lines(readings: Sequence[Reading]) -> Iterator[str]:
     for reading, stats in told:
         if reading.pool_tokens > 0:
             yield histograms.sample(name, {"model": reading.model}, _count(stats, "used_cells") / reading.pool_tokens)
+    name = "localllm_kv_cache_usage_at_first_refusal_ratio"
+    yield from histograms.head(name, "gauge", "Share of the KV cache's cells in use when room was first short.")
+    for reading, stats in told:
+        if isinstance(share := stats.get("pool_use_at_first_refusal"), float):
+            yield histograms.sample(name, {"model": reading.model}, share)
 
 
 def _memory_lines(readings: Sequence[Reading], server_bytes: int) -> Iterator[str]:

@@ -5,6 +5,7 @@ They take llama.cpp's names (`content`) and vLLM's (`prompt`), and answer in bot
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
@@ -23,6 +24,10 @@ from localllm.server.state import ServerState, record_of
 if TYPE_CHECKING:
     from localllm.worker.supervisor import Worker
 
+MAX_CHARS: Final = 2_000_000
+MAX_CHARS_IN_PIECES: Final = 200_000
+MAX_TOKENS: Final = 1_000_000
+
 _NOTHING_REFUSED: Final[Neutral] = {}
 TEMPLATE_REFUSED: Final[Neutral] = {
     "add_generation_prompt": ((True,), "leave it out"),
@@ -31,16 +36,19 @@ TEMPLATE_REFUSED: Final[Neutral] = {
 }
 
 
+Text = Annotated[str, Meta(max_length=MAX_CHARS)]
+
+
 class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
-    """A text, as `content` or as `prompt`.
+    """A text, as `content` or as `prompt`. With pieces it may have at most 200 000 characters.
 
     `add_special` (also `add_special_tokens`): begin with the model's first token, as with `prompt` by
     default. `parse_special`: spellings of special tokens become those tokens. `with_pieces`: tokens
     come with their texts, or bytes where these are no whole characters; `return_token_strs`: beside them.
     """
 
-    content: str | None = None
-    prompt: str | None = None
+    content: Text | None = None
+    prompt: Text | None = None
     model: str | None = None
     add_special: bool | None = None
     add_special_tokens: bool | None = None
@@ -68,7 +76,7 @@ class TokenizeAnswer(msgspec.Struct, frozen=True, kw_only=True):
 class DetokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
     """Token ids."""
 
-    tokens: list[Annotated[int, Meta(ge=0)]]
+    tokens: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(max_length=MAX_TOKENS)]
     model: str | None = None
 
 
@@ -117,19 +125,21 @@ class Tokens:
         asked, headers = body.value, self._ignored(body, _NOTHING_REFUSED)
         text, add_bos = _text_of(asked)
         has_pieces = asked.with_pieces or asked.return_token_strs
+        if has_pieces and len(text) > MAX_CHARS_IN_PIECES:
+            raise UsageError(
+                f"A text of {len(text)} characters is too long to be told in pieces.",
+                "send less, or leave with_pieces and return_token_strs out",
+                field="content" if asked.content is not None else "prompt",
+                limit=MAX_CHARS_IN_PIECES,
+            )
         worker = await self._worker(request, asked.model)
         told = await worker.call(
             "tokenize",
             {"text": text, "parse_special": asked.parse_special, "add_bos": add_bos, "with_pieces": has_pieces},
         )
-        pieces = [bytes(piece) for piece in told.get("pieces", ())]
-        ids = told["tokens"]
-        answer = {
-            "tokens": [Piece(i, _piece(raw)) for i, raw in zip(ids, pieces, strict=True)] if asked.with_pieces else ids,
-            "count": len(ids),
-            "max_model_len": worker.model["max_sequence_tokens"],
-            "token_strs": [raw.decode("utf-8", "replace") for raw in pieces] if asked.return_token_strs else None,
-        }
+        answer = _answer(told["tokens"], worker)
+        if has_pieces:
+            answer |= await asyncio.to_thread(_with_pieces, told["tokens"], told["pieces"], asked)
         return reply(answer, headers=headers)
 
     async def detokenize(self, request: Request) -> Response:
@@ -162,6 +172,21 @@ class Tokens:
         worker = await self._state.supervisor.worker(model, self._state.settings.limits.load_wait_s)
         record_of(request.scope).model = worker.name
         return worker
+
+
+def _answer(ids: list[int], worker: Worker) -> dict[str, Any]:
+    n_longest = worker.model["max_sequence_tokens"]
+    return {"tokens": ids, "count": len(ids), "max_model_len": n_longest, "token_strs": None}
+
+
+def _with_pieces(ids: list[int], pieces: list[list[int]], asked: TokenizeBody) -> dict[str, Any]:
+    """Return the parts of the answer that hold the tokens' texts."""
+    told: dict[str, Any] = {}
+    if asked.with_pieces:
+        told["tokens"] = [Piece(i, _piece(bytes(piece))) for i, piece in zip(ids, pieces, strict=True)]
+    if asked.return_token_strs:
+        told["token_strs"] = [bytes(piece).decode("utf-8", "replace") for piece in pieces]
+    return told
 
 
 def _text_of(asked: TokenizeBody) -> tuple[str, bool]:

@@ -149,10 +149,16 @@ def test_what_workers_count_is_told_by_model() -> None:
     assert value(families["localllm_spec_draft_tokens"], "_total", model="m", kind="all") == 8
     assert value(families["localllm_spec_accepted_tokens"], "_total", model="m", kind="all") == 2
     assert value(families["localllm_kv_cache_usage_ratio"], model="m") == 0.25
+    assert families["localllm_kv_cache_usage_at_first_refusal_ratio"].samples == []
     assert value(families["localllm_memory_bytes"], kind="worker", model="m") == 1 << 30
     assert value(families["localllm_memory_bytes"], kind="server", model="") == 7
     assert value(families["localllm_model_loaded"], model="m") == 1
     assert value(families["localllm_model_loaded"], model="idle") == 0
+
+
+def test_how_full_the_cache_was_at_the_first_refusal_is_told_once_there_was_one() -> None:
+    families = parsed(Metrics().render([Reading("m", True, 100, {"pool_use_at_first_refusal": 0.875})], 7))
+    assert value(families["localllm_kv_cache_usage_at_first_refusal_ratio"], model="m") == 0.875
 
 
 def test_counters_named_here_exist_in_the_runtime() -> None:

@@ -68,6 +68,16 @@ def test_what_cannot_be_tokenised_is_a_400_that_names_the_field(running: Running
     assert (reply.status, reply.error["param"]) == (400, param)
 
 
+def test_texts_and_lists_are_bounded(running: Running) -> None:
+    long = "x" * 200_001
+    assert running.post("/tokenize", {"content": long}).json["count"] == 200_001
+    for field, flag in (("content", "with_pieces"), ("prompt", "return_token_strs")):
+        reply = running.post("/tokenize", {field: long, flag: True})
+        assert (reply.status, reply.error["param"], reply.error["limit"]) == (400, field, 200_000)
+    assert running.post("/tokenize", {"content": "x" * 2_000_001}).error["param"] == "content"
+    assert running.post("/detokenize", {"tokens": [97] * 1_000_001}).error["param"] == "tokens"
+
+
 @pytest.mark.parametrize("tokens", [None, "a", [-1], [N_VOCAB], [2**64 - 1], ["1"], [1.0], [[1]], [True], {}])
 def test_what_is_no_token_is_a_400_that_names_tokens(running: Running, tokens: Any) -> None:
     reply = running.post("/detokenize", {"tokens": tokens})
