@@ -127,6 +127,8 @@ class Scheduler:
             if sequence.run.timeline.admitted_s is None:
                 self.stats.n_prompt_tokens_cached += sequence.n_computed
             sequence.run.admit(sequence.n_computed)
+        if plan.admitted:
+            self._publish()  # before a prefill that may take seconds
         kept = []
         for planned in plan.items:
             sequence, item = planned.sequence, planned.item

@@ -217,7 +217,8 @@ def test_the_process_that_serves_loads_no_native_code() -> None:
         "from localllm.cli import main\n"
         "from localllm.cli.app import run_command\n"
         "code = run_command(['serve', '--mode', 'quiet', '--threads', 'auto'], main.VERBS, main.GROUPS)\n"
-        "print(code, *sorted({'llama_cpp', 'numpy', 'jinja2', 'typer'} & {name.split('.')[0] for name in sys.modules}))\n"
+        "loaded = {name.split('.')[0] for name in sys.modules}\n"
+        "print(code, *sorted({'llama_cpp', 'numpy', 'jinja2', 'typer'} & loaded))\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "0 typer\n", done.stderr

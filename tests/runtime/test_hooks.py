@@ -13,7 +13,7 @@ import pytest
 from localllm.errors import ContextOverflow, Poisoned, QueueFull, Unavailable
 from localllm.runtime.config import RuntimeConfig
 from localllm.runtime.engine import Batch, Engine
-from localllm.runtime.events import Done, Embedded, Error, Event, Finished
+from localllm.runtime.events import Admitted, Done, Embedded, Error, Event, Finished
 from localllm.runtime.hooks import Hooks
 from localllm.runtime.sequence import RequestRun
 from localllm.runtime.stream import collect
@@ -173,7 +173,7 @@ def test_published_comes_after_all_events_of_a_step_and_never_for_nothing() -> N
     totals = [sum(counts) for counts in heard]
     assert all(later > earlier for earlier, later in itertools.pairwise(totals))
     assert totals[-1] == sum(len(sink.events) for sink in sinks)
-    assert len(heard) <= n_steps + len(sinks)
+    assert len(heard) <= n_steps + 2 * len(sinks)  # queueing and admission are told at once
 
 
 @pytest.mark.parametrize("how", ["closed", "dead"])
@@ -284,3 +284,13 @@ def test_the_parts_of_a_workers_fake_engine_make_a_service(monkeypatch: pytest.M
         assert answer.choices[0].finish_reason == "length"
         assert service.model.name == "some"
     assert not engine.batches
+
+
+def test_admission_is_told_before_the_prefill_runs() -> None:
+    sink = Sink("r")
+    told: list[bool] = []
+    engine = FakeEngine(on_forward=lambda batch: told.append(any(isinstance(e, Admitted) for e in sink.events)))
+    with fake_service(engine) as service:
+        service.submit(_prompt(65, sink.request_id, max_tokens=2), sink)
+        sink.wait()
+    assert told[0]
