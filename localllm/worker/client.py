@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
-import socket
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -13,28 +11,25 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from localllm.errors import LocalLLMError, ServerUnreachable, TimedOut
+from localllm.errors import LocalLLMError, ServerUnreachable
 from localllm.runtime import events
 from localllm.runtime.config import LoadConfig
 from localllm.runtime.stream import TokenStream, rebuild
 from localllm.runtime.types import Request
-from localllm.worker import local_socket
 from localllm.worker.description import config_to_wire
+from localllm.worker.local_connection import Connection, rebuilt
 from localllm.worker.protocol import (
     VERSION,
     AnyFrame,
     Attach,
-    Attached,
     BadFrame,
     Call,
     Cancel,
     Failed,
     Frame,
-    FrameReader,
     Happened,
     Result,
     event_from_wire,
-    pack,
     submit_frame,
 )
 from localllm.worker.registry import ServerRecord
@@ -43,7 +38,6 @@ ATTACH_TIMEOUT_S = 2.0
 """How long a server may take to say whether it holds a model: a model is loaded here meanwhile, or not at all."""
 
 CALL_TIMEOUT_S = 30.0
-_CHUNK_BYTES = 1 << 16
 
 
 def call(record: ServerRecord, verb: str, argument: Any = None, timeout_s: float = CALL_TIMEOUT_S) -> Any:
@@ -51,10 +45,12 @@ def call(record: ServerRecord, verb: str, argument: Any = None, timeout_s: float
 
     Raises: ServerUnreachable, TimedOut, and the failure that the server tells of.
     """
-    connection, _ = _Connection.open(record, Attach(VERSION), timeout_s)
+    connection, _ = Connection.open(record, Attach(VERSION), timeout_s)
     try:
         connection.send(Call(1, verb, argument))
         return _result(connection.receive())
+    except (OSError, BadFrame) as error:
+        raise ServerUnreachable(f"The server at {record.url} broke off: {error}.", "localllm ps") from None
     finally:
         connection.close()
 
@@ -67,7 +63,7 @@ def attach(record: ServerRecord, path: Path, config: LoadConfig) -> RemoteServic
     if config.template is not None:
         config = replace(config, template=config.template.absolute())
     wish = Attach(VERSION, os.path.abspath(path), config_to_wire(config))
-    connection, model = _Connection.open(record, wish, ATTACH_TIMEOUT_S)
+    connection, model = Connection.open(record, wish, ATTACH_TIMEOUT_S)
     return RemoteService(record, connection, model)
 
 
@@ -94,7 +90,7 @@ class RemoteModel:
 class RemoteService:
     """A model in a running server, as `runtime.service.Service` is one in process. Thread safe."""
 
-    def __init__(self, record: ServerRecord, connection: _Connection, model: Mapping[str, Any]) -> None:
+    def __init__(self, record: ServerRecord, connection: Connection, model: Mapping[str, Any]) -> None:
         self.record = record
         self.model = RemoteModel(
             name=model["name"],
@@ -253,68 +249,6 @@ class _Waiting:
     answered: threading.Event = field(default_factory=threading.Event)
     value: Any = None
     failure: LocalLLMError | None = None
-
-
-class _Connection:
-    """One socket and its frames. `receive` is for one thread, `send` for any."""
-
-    def __init__(self, peer: socket.socket) -> None:
-        self._peer = peer
-        self._frames = FrameReader()
-        self._held: list[AnyFrame] = []
-        self._sending = threading.Lock()
-
-    @classmethod
-    def open(cls, record: ServerRecord, wish: Attach, timeout_s: float) -> tuple[_Connection, Mapping[str, Any]]:
-        """Connect and attach; return the connection and the description of the model."""
-        connection = cls(local_socket.connect(record.socket, timeout_s))
-        try:
-            connection.send(wish)
-            answer = connection.receive()
-            if isinstance(answer, Failed):
-                raise rebuilt(answer)
-            if not isinstance(answer, Attached):
-                raise BadFrame("no Attached")
-        except (OSError, BadFrame) as error:
-            connection.close()
-            raise ServerUnreachable(f"The server at {record.url} broke off: {error}.", "localllm ps") from None
-        except BaseException:
-            connection.close()
-            raise
-        return connection, answer.model
-
-    def send(self, frame: Frame) -> None:
-        """Send a frame whole. Raises OSError, BadFrame."""
-        data = pack(frame)
-        with self._sending:
-            self._peer.sendall(data)
-
-    def receive(self) -> AnyFrame:
-        """Return the next frame. Raises OSError, BadFrame; ServerUnreachable at the end, TimedOut."""
-        while not self._held:
-            try:
-                data = self._peer.recv(_CHUNK_BYTES)
-            except TimeoutError:
-                raise TimedOut("The server does not answer.", "localllm ps") from None
-            if not data:
-                raise ServerUnreachable("The server closed the connection.", "localllm ps")
-            self._held.extend(self._frames.feed(data))
-        return self._held.pop(0)
-
-    def wait_forever(self) -> None:
-        """From now on wait as long as it takes."""
-        self._peer.settimeout(None)
-
-    def close(self) -> None:
-        """Close it; a thread that waits in `receive` comes back."""
-        with contextlib.suppress(OSError):
-            self._peer.shutdown(socket.SHUT_RDWR)
-        self._peer.close()
-
-
-def rebuilt(failed: Failed) -> LocalLLMError:
-    """Return the failure that a frame tells of."""
-    return rebuild(events.Error(failed.code, failed.message, failed.hint, details=failed.details))
 
 
 def _result(frame: AnyFrame) -> Any:

@@ -25,7 +25,7 @@ from localllm.runtime import events
 from localllm.runtime.config import LoadConfig
 from localllm.runtime.stream import collect, rebuild
 from localllm.runtime.types import ChatRequest, CompletionRequest, GenerationOptions
-from localllm.worker import client, local_server, registry
+from localllm.worker import client, local_peer, local_server, registry
 from localllm.worker.lifecycle import ModelState
 from localllm.worker.protocol import VERSION, Attach, Call, Submit, pack, submit_frame
 from tests.fake_engine import FakeEngine, fake_service
@@ -308,7 +308,7 @@ def test_what_is_no_frame_ends_the_connection_alone(file: Path, data: bytes) -> 
 
 def test_a_request_without_a_model_is_refused(file: Path) -> None:
     with listening(supervisor_of(file)) as local:
-        connection, model = client._Connection.open(local.record, Attach(VERSION), 5.0)
+        connection, model = client.Connection.open(local.record, Attach(VERSION), 5.0)
         assert model == {}
         with client.RemoteService(local.record, connection, local.worker.model) as remote:
             with pytest.raises(UsageError):
@@ -317,17 +317,17 @@ def test_a_request_without_a_model_is_refused(file: Path) -> None:
 
 def test_another_version_is_refused(file: Path) -> None:
     with listening(supervisor_of(file)) as local, pytest.raises(UsageError, match="version"):
-        client._Connection.open(local.record, Attach(VERSION + 1), 5.0)
+        client.Connection.open(local.record, Attach(VERSION + 1), 5.0)
 
 
 def test_who_says_nothing_is_dropped(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_server, "ATTACH_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(local_peer, "ATTACH_TIMEOUT_S", 0.05)
     with listening(supervisor_of(file)) as local, raw(local) as peer:
         assert peer.recv(1) == b""
 
 
 def test_who_reads_nothing_is_dropped_and_its_work_ends(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_server, "READER_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(local_peer, "READER_TIMEOUT_S", 0.1)
     supervisor = supervisor_of(file, FakeEngine(script=lambda tokens: ord("x")))
     with listening(supervisor) as local, raw(local) as peer:
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -386,6 +386,15 @@ def test_a_server_that_does_not_answer_is_no_hang(file: Path, monkeypatch: pytes
             assert caught.value.code == "timeout"
         finally:
             go.set()
+
+
+def test_a_server_that_breaks_off_a_call_is_unreachable(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def break_off(self: local_peer.Peer, call: Call) -> None:
+        self._writer.transport.abort()
+
+    monkeypatch.setattr(local_peer.Peer, "_called", break_off)
+    with listening(supervisor_of(file)) as local, pytest.raises(ServerUnreachable):
+        client.call(local.record, "ps")
 
 
 def test_nothing_is_left_where_the_start_fails(file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
