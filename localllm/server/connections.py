@@ -121,6 +121,7 @@ class Connection(H11Protocol):
         """Answer what is no HTTP with a JSON error, and close; only close where an answer is under way."""
         error = sys.exception()
         status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
+        status = status if status < 500 else 415  # a transfer coding that is not known: no fault of the server's
         self._refuse(HttpRefusal(status, "bad_http", "This is no HTTP request that the server takes."))
 
     def _refuse(self, error: LocalLLMError) -> None:

@@ -237,7 +237,7 @@ GOOD = b'{"messages":[{"role":"user","content":"hi"}],"max_tokens":1}'
         ("content-length: 8388609\r\n", b"", 413),
         ("content-length: 5\r\ncontent-length: 6\r\n", GOOD, 400),
         ("content-length: 5\r\ntransfer-encoding: chunked\r\nconnection: close\r\n", b"0\r\n\r\n", 400),
-        ("transfer-encoding: gzip\r\n", GOOD, 501),
+        ("transfer-encoding: gzip\r\n", GOOD, 415),
         ("transfer-encoding: chunked\r\n", b"zz\r\n", 400),
         ("transfer-encoding: chunked\r\n", b"5\r\nabcdefgh\r\n", 400),
         ("transfer-encoding: chunked\r\n", b"-5\r\nabc\r\n", 400),
