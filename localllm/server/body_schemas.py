@@ -15,8 +15,8 @@ from localllm.runtime import sampling_params
 from localllm.runtime.stop import MAX_STOPS
 from localllm.runtime.types import MAX_CHOICES, MAX_PRIORITY, MAX_SEED, MAX_TOP_LOGPROBS
 from localllm.server import embeddings, models, options, tokens
+from localllm.server.fields import INERT, Neutral
 from localllm.server.openai_completions import MAX_PROMPTS
-from localllm.server.replies import Neutral
 from localllm.server.wire import ChatBody, CompletionBody
 
 Schema = dict[str, Any]
@@ -168,7 +168,7 @@ def body_schemas(strict: bool) -> dict[str, Schema]:
         properties = schema["properties"]
         properties.update(copy.deepcopy(dict(checked)))
         properties.update(_beside(_REFUSED.get(struct, {})))
-        for name in sorted(options.INERT - properties.keys()):
+        for name in sorted(INERT - properties.keys()):
             properties[name] = {"description": "Accepted; no answer depends on it."}
         if strict:
             schema["additionalProperties"] = False

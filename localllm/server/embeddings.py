@@ -21,8 +21,9 @@ from localllm.runtime import events
 from localllm.runtime.stream import rebuild
 from localllm.runtime.types import EmbeddingRequest, GenerationOptions
 from localllm.server.body import ClientGone, read
+from localllm.server.fields import Neutral, ignored_fields
 from localllm.server.record import RequestRecord
-from localllm.server.replies import InPieces, Neutral, ignored_fields
+from localllm.server.replies import InPieces
 from localllm.server.state import ServerState, record_of
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -27,13 +27,13 @@ from localllm.server.body import ClientGone
 from localllm.server.errors import error_event
 from localllm.server.merged import MergedStream, Stream
 from localllm.server.record import RequestRecord
+from localllm.server.replies import send_body
 from localllm.server.security import Headers
 from localllm.server.state import ServerState, record_of
 
 if TYPE_CHECKING:
     from localllm.worker.supervisor import Worker
 
-_PIECE_BYTES: Final = 64 * 1024
 _NO_USAGE: Final = events.Usage(0, 0, {})
 
 
@@ -57,7 +57,7 @@ class Job:
     requests: Sequence[Request]
     chunks: sse.Chunks | None
     whole: WholeAnswer
-    headers: Headers
+    headers: Mapping[str, str]
     asked_tokens: int | None
     is_detailed: bool
     has_progress: bool
@@ -171,9 +171,7 @@ class _Work:
             *self._headers(),
         ]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        for at in range(0, len(body), _PIECE_BYTES):  # as the reader takes them: a long answer is no stalled reader
-            await self._send({"type": "http.response.body", "body": body[at : at + _PIECE_BYTES], "more_body": True})
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        await send_body(self._send, body)
 
     async def answer_as_stream(self, chunks: sse.Chunks) -> None:
         """Send each batch of events as it comes."""
@@ -278,7 +276,7 @@ class _Work:
         self._admitted = event
 
     def _headers(self) -> Headers:
-        headers = list(self._job.headers)
+        headers = [(name.encode(), value.encode()) for name, value in self._job.headers.items()]
         admitted = self._admitted
         if admitted is not None:
             n_cached = sum(admitted.cached_tokens.values())

@@ -17,7 +17,8 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from localllm.server.body import read
-from localllm.server.replies import Neutral, ignored_fields, reply
+from localllm.server.fields import NOTHING_REFUSED, ignored_fields
+from localllm.server.replies import reply
 from localllm.server.state import ServerState, record_of
 from localllm.worker.lifecycle import ModelEntry, ModelState
 
@@ -32,7 +33,6 @@ _STATUS: Final[Mapping[ModelState, StatusValue]] = {
     ModelState.LOADING: "loading",
     ModelState.RESTARTING: "loading",
 }
-_NOTHING_REFUSED: Final[Neutral] = {}
 
 
 class ModelBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,7 +150,7 @@ class Models:
     async def load(self, request: Request) -> Response:
         """Load a model, wait for it, and answer with it."""
         body = await read(request.scope, request.receive, self._state, ModelBody)
-        headers = ignored_fields(body, _NOTHING_REFUSED, self._state.settings.strict)
+        headers = ignored_fields(body, NOTHING_REFUSED, self._state.settings.strict)
         entry = await self._state.supervisor.load(body.value.model)
         record_of(request.scope).model = entry.name
         return reply(card(entry), headers=headers)
@@ -158,7 +158,7 @@ class Models:
     async def unload(self, request: Request) -> Response:
         """Unload a model and answer with it; requests at work in it end with an error."""
         body = await read(request.scope, request.receive, self._state, ModelBody)
-        headers = ignored_fields(body, _NOTHING_REFUSED, self._state.settings.strict)
+        headers = ignored_fields(body, NOTHING_REFUSED, self._state.settings.strict)
         entry = await self._state.supervisor.unload(body.value.model)
         record_of(request.scope).model = entry.name
         return reply(card(entry), headers=headers)

@@ -14,13 +14,11 @@ from localllm.runtime.stream import Answer, Choice
 from localllm.runtime.types import ChatRequest
 from localllm.server import body, generation, logprobs, options
 from localllm.server.answers import Costs, Identity, fingerprint
-from localllm.server.security import Headers
 from localllm.server.sse import ChatChunks
 from localllm.server.state import ServerState, record_of
 from localllm.server.wire import ChatBody
 
 _TEXT_PARTS = frozenset(("text", "input_text", "output_text", "refusal"))
-_TOOLS = b"x-localllm-tools"
 
 
 def routes(state: ServerState) -> list[BaseRoute]:
@@ -57,7 +55,7 @@ class ChatCompletions:
             requests=[request],
             chunks=chunks if asked.stream else None,
             whole=lambda answer, costs: _whole(identity, answer, costs, request.options.logprobs is not None),
-            headers=[*options.header_of_ignored(ignored), *_told_of_tools(request, worker.model)],
+            headers=ignored | _told_of_tools(request, worker.model),
             asked_tokens=request.options.max_tokens,
             is_detailed=bool(asked.timings),
             has_progress=bool(asked.return_progress),
@@ -125,11 +123,11 @@ def _check_tool_choice(choice: Any) -> None:
         )
 
 
-def _told_of_tools(request: ChatRequest, model: Mapping[str, Any]) -> Headers:
+def _told_of_tools(request: ChatRequest, model: Mapping[str, Any]) -> dict[str, str]:
     """Return the header that says what became of tools: shown to the model (a call comes back as text), or not."""
     if not request.tools:
-        return []
-    return [(_TOOLS, b"rendered" if model.get("takes_tools") else b"ignored-by-template")]
+        return {}
+    return {"x-localllm-tools": "rendered" if model.get("takes_tools") else "ignored-by-template"}
 
 
 def _whole(identity: Identity, answer: Answer, costs: Costs, has_logprobs: bool) -> dict[str, Any]:

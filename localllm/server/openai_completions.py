@@ -63,7 +63,7 @@ class Completions:
             requests=requests,
             chunks=chunks if asked.stream else None,
             whole=lambda answer, costs: _whole(identity, answer, costs, echo, asked.logprobs is not None),
-            headers=options.header_of_ignored(ignored),
+            headers=ignored,
             asked_tokens=requests[0].options.max_tokens,
             is_detailed=bool(asked.timings),
             has_progress=bool(asked.return_progress),

@@ -1,13 +1,7 @@
-"""Which fields of a body mean what: options of a generation, things that change nothing, and things refused.
-
-A field that would change the answer and cannot be honoured is refused by name; one that no answer
-depends on is accepted; one that is unknown is told in a header, or refused under --strict.
-"""
+"""What the fields of a generation body mean: the options of the request, and those that cannot be honoured."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Final
 
@@ -15,20 +9,11 @@ from localllm.errors import UsageError
 from localllm.runtime.sampling_params import Sampling
 from localllm.runtime.types import MAX_CHOICES, GenerationOptions
 from localllm.server.body import Body
-from localllm.server.security import Headers
+from localllm.server.fields import Neutral, ignored_fields
 from localllm.server.wire import GenerationBody
 
-INERT: Final = frozenset(
-    (
-        *("user", "metadata", "store", "service_tier", "parallel_tool_calls", "reasoning_effort", "verbosity"),
-        *("prediction", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
-        *("moderation", "request_id", "id_slot", "slot_id", "keep_alive", "return_tokens_as_token_ids"),
-    )
-)
-"""Fields that clients send and that no answer depends on."""
-
 _UNTIL_LATER: Final = "leave it out: this version writes free text only"
-REFUSED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
+REFUSED: Final[Neutral] = {
     "structured_outputs": (({},), _UNTIL_LATER),
     "grammar": (("",), _UNTIL_LATER),
     "json_schema": ((), _UNTIL_LATER),
@@ -75,37 +60,14 @@ REFUSED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
 """Fields that would change the answer: the values that change nothing (null always), and what to do instead."""
 
 STREAM_OPTIONS: Final = frozenset(("include_usage", "include_obfuscation", "continuous_usage_stats"))
-_HEADER_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_MAX_SHOWN: Final = 20
 _SAMPLING: Final = tuple(field.name for field in fields(Sampling))
 
 
-def check_fields(body: Body[Any], strict: bool) -> list[str]:
-    """Return the fields that mean nothing here, as they may stand in a header.
-
-    Raises: UsageError naming a field that cannot be honoured, or, where `strict`, one that is unknown.
-    """
-    for name, value in body.values(REFUSED).items():
-        refuse_unless_neutral(name, value)
+def check_fields(body: Body[Any], strict: bool) -> dict[str, str]:
+    """Return the header that lists fields of a generation body which mean nothing here. Raises as `ignored_fields`."""
     streams = body.value.stream_options or {}
-    unknown = sorted(set(body.names) - set(body.value.__struct_fields__) - INERT - REFUSED.keys())
-    unknown += sorted(f"stream_options.{name}" for name in streams.keys() - STREAM_OPTIONS)
-    shown = [name if _HEADER_NAME.fullmatch(name) else "?" for name in unknown]
-    if shown and strict:
-        raise UsageError(f"The field {shown[0]} means nothing here (--strict).", "leave it out", field=shown[0])
-    return shown
-
-
-def header_of_ignored(names: Sequence[str]) -> Headers:
-    """Return the header that lists fields which mean nothing here; none for none."""
-    return [(b"x-localllm-ignored-fields", ", ".join(names[:_MAX_SHOWN]).encode())] if names else []
-
-
-def refuse_unless_neutral(name: str, value: Any) -> None:
-    """Raise UsageError for a field that would change the answer and cannot be honoured."""
-    neutral, hint = REFUSED[name]
-    if value is not None and not any(value == other and type(value) is type(other) for other in neutral):
-        raise UsageError(f"The field {name} cannot be honoured.", hint, field=name)
+    inside = sorted(f"stream_options.{name}" for name in streams.keys() - STREAM_OPTIONS)
+    return ignored_fields(body, REFUSED, strict, inside)
 
 
 def check_format(body: GenerationBody) -> None:

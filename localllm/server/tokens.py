@@ -17,8 +17,9 @@ from starlette.routing import BaseRoute, Route
 from localllm.errors import UsageError
 from localllm.runtime.types import ChatRequest
 from localllm.server.body import Body, read
+from localllm.server.fields import NOTHING_REFUSED, Neutral, ignored_fields
 from localllm.server.openai_chat import check_messages
-from localllm.server.replies import Neutral, ignored_fields, reply
+from localllm.server.replies import reply
 from localllm.server.state import ServerState, record_of
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ MAX_CHARS: Final = 2_000_000
 MAX_CHARS_IN_PIECES: Final = 200_000
 MAX_TOKENS: Final = 1_000_000
 
-_NOTHING_REFUSED: Final[Neutral] = {}
 TEMPLATE_REFUSED: Final[Neutral] = {
     "add_generation_prompt": ((True,), "leave it out"),
     "continue_final_message": ((False,), "leave it out"),
@@ -122,7 +122,7 @@ class Tokens:
     async def tokenize(self, request: Request) -> Response:
         """Answer with the tokens of a text."""
         body = await read(request.scope, request.receive, self._state, TokenizeBody)
-        asked, headers = body.value, self._ignored(body, _NOTHING_REFUSED)
+        asked, headers = body.value, self._ignored(body, NOTHING_REFUSED)
         text, add_bos = _text_of(asked)
         has_pieces = asked.with_pieces or asked.return_token_strs
         if has_pieces and len(text) > MAX_CHARS_IN_PIECES:
@@ -145,7 +145,7 @@ class Tokens:
     async def detokenize(self, request: Request) -> Response:
         """Answer with the text of tokens."""
         body = await read(request.scope, request.receive, self._state, DetokenizeBody)
-        headers = self._ignored(body, _NOTHING_REFUSED)
+        headers = self._ignored(body, NOTHING_REFUSED)
         worker = await self._worker(request, body.value.model)
         told = await worker.call("detokenize", {"tokens": body.value.tokens})
         return reply({"content": told["text"], "prompt": told["text"]}, headers=headers)

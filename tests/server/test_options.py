@@ -11,14 +11,15 @@ from localllm.errors import UsageError
 from localllm.runtime.sampling_params import Sampling
 from localllm.runtime.types import GenerationOptions
 from localllm.server import body, options
+from localllm.server.fields import INERT, ignored_fields, refuse_unless_neutral
 from localllm.server.wire import ChatBody, CompletionBody
 
 
 def test_no_field_is_in_two_lists() -> None:
     known = {*ChatBody.__struct_fields__, *CompletionBody.__struct_fields__}
-    assert not known & options.INERT
+    assert not known & INERT
     assert not known & options.REFUSED.keys()
-    assert not options.INERT & options.REFUSED.keys()
+    assert not INERT & options.REFUSED.keys()
 
 
 def test_every_setting_of_the_runtime_is_a_field_of_both_routes() -> None:
@@ -35,16 +36,16 @@ def test_what_cannot_be_honoured_is_refused_unless_it_changes_nothing(name: str)
     neutral, hint = options.REFUSED[name]
     assert hint
     for value in (None, *neutral):
-        options.refuse_unless_neutral(name, value)
+        refuse_unless_neutral(name, value, options.REFUSED)
     for value in ("something", 17, ["x"], {"a": 1}):
         with pytest.raises(UsageError) as refused:
-            options.refuse_unless_neutral(name, value)
+            refuse_unless_neutral(name, value, options.REFUSED)
         assert refused.value.details["field"] == name
 
 
 def test_true_is_not_one() -> None:
     with pytest.raises(UsageError):
-        options.refuse_unless_neutral("repetition_penalty", True)
+        refuse_unless_neutral("repetition_penalty", True, options.REFUSED)
 
 
 @pytest.mark.parametrize(
@@ -58,8 +59,8 @@ def test_the_cache_can_be_left_out(sent: dict[str, Any], reuses: bool) -> None:
 def test_ignored_names_are_shown_as_a_header_can_hold_them() -> None:
     data = b'{"prompt":"x","b":1,"a b":2,"\\u00e9":3,"user":"u","n_predict":null}'
     decoded = body.decode(data, CompletionBody)
-    assert options.check_fields(decoded, strict=False) == ["?", "b", "?"]
+    assert options.check_fields(decoded, strict=False) == {"x-localllm-ignored-fields": "?, b, ?"}
     with pytest.raises(UsageError):
         options.check_fields(decoded, strict=True)
-    (header,) = options.header_of_ignored([f"f{i}" for i in range(50)])
-    assert header[1].count(b",") == 19
+    many = ignored_fields(decoded, options.REFUSED, strict=False, inside=[f"f{i}" for i in range(50)])
+    assert many["x-localllm-ignored-fields"].count(",") == 19
