@@ -26,10 +26,14 @@ _MAX_INT: Final = 2**64 - 1
 _MAX_DIGITS: Final = 20
 
 # A text (an unclosed one takes the rest, so that no text is looked at twice) with the colon that makes it a
-# name; a bracket; a number that is long or has an exponent.
+# name; a bracket; a number that is long or has an exponent; a row of others. Whatever a part can begin with is
+# one: the search for the next holds the interpreter's lock, so it must never go over much.
 _PARTS: Final = re.compile(
-    r'"(?P<text>[^"\\]*+(?:\\.[^"\\]*+)*+)(?:"|\\?\Z)(?P<colon>[ \t\r\n]*+:)?'
-    r"|(?P<open>[\[{])|(?P<close>[\]}])|(?P<number>-?[0-9.]++[eE][-+]?[0-9]++|-?[0-9.]{17,})",
+    r'["\[{\]}0-9.-]'
+    r'(?:(?<=")(?P<text>[^"\\]*+(?:\\.[^"\\]*+)*+)(?:"|\\?\Z)(?P<colon>[ \t\r\n]*+:)?'
+    r"|(?<=[\[{])(?P<open>)|(?<=[\]}])(?P<close>)"
+    r"|(?<=[0-9.-])(?:(?P<number>[0-9.]*+[eE][-+]?[0-9]++|[0-9.]{16,})"
+    r"|(?P<row>[0-9.]*+(?:[, \t\r\n]*+[0-9.-][0-9.]{0,15}+(?![0-9.eE])){0,1000}+)))",
     re.DOTALL,
 )
 _SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
@@ -145,8 +149,8 @@ def scan(text: str) -> tuple[str, ...]:
             if levels:
                 levels.pop()
         elif kind == "number":
-            _check_number(part["number"])
-        else:
+            _check_number(part[0])
+        elif kind != "row":
             _check_text(part, levels)
     return tuple(sorted(top))
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localllm.errors import UsageError
-from localllm.server.body import MAX_CONTAINERS, MAX_DEPTH, decode, scan
+from localllm.server.body import _PARTS, MAX_CONTAINERS, MAX_DEPTH, decode, scan
 from localllm.server.state import Limits, ServerSettings
 from tests.server.fakes import Reply, Running, serving
 
@@ -202,6 +202,19 @@ def test_the_scan_is_linear(text: str) -> None:
     with contextlib.suppress(UsageError):
         scan(text)
     assert time.perf_counter() - started_s < 2
+
+
+@given(st.text('{}[]":,\\ue1.d8a0- ', max_size=60))
+def test_the_search_for_a_part_goes_over_nothing_but_what_none_begins_with(text: str) -> None:
+    # The search holds the interpreter's lock: 8 MB of digits in one were a second for every other request.
+    left = _PARTS.sub("", text)
+    assert not set(left).intersection('{}[]"0123456789.-')
+
+
+@pytest.mark.parametrize("unit", ["1,", "-", "-.", "12.5 ", "1234567890123456,"])
+def test_a_row_of_numbers_is_taken_in_pieces(unit: str) -> None:
+    text = unit * 100_000
+    assert max(len(part[0]) for part in _PARTS.finditer(text)) < 20_000
 
 
 # --- over a socket
