@@ -27,6 +27,7 @@ from typing import Any
 from localllm.bench.calls import Call, End, Outcome
 from localllm.bench.load import closed_loop
 from localllm.bench.measure import Tally
+from localllm.cli.serve import WATCHDOG_VARIABLE
 from localllm.models.catalog import DEFAULT_ALIAS
 from proof.history import History, Texts, log_lines
 from proof.output import MEASURED, header, model_path, rounded, tell, write_lines
@@ -37,6 +38,7 @@ from proof.serving import Serving, alive, fake_engine
 SIGNALS = ("SEGV", "ABRT", "KILL", "STOP", "BUS")
 KINDS = (*SIGNALS, "hang")
 N_CLIENTS = 8
+WATCHDOG_S = 2
 RECOVERY_TIMEOUT_S = 60.0
 CALL_TIMEOUT_S = 90.0
 
@@ -228,9 +230,9 @@ def run_part(part: Part, model: Path, seed: int, first_number: int, folder: Path
     """Run one server through its faults; return its lines and what sums them up."""
     rng = random.Random(seed)
     plan = folder / "plan.json"
-    variables = {"LOCALLLM_FAULTS": "1", "LOCALLLM_FAULT_PLAN": str(plan), **part.variables}
-    arguments = [str(model), "--log-format", "json", "--watchdog", "2", *part.arguments]
-    with Serving(folder, arguments, variables) as serving:
+    variables = {"LOCALLLM_FAULTS": "1", "LOCALLLM_FAULT_PLAN": str(plan), WATCHDOG_VARIABLE: str(WATCHDOG_S)}
+    arguments = [str(model), "--log-format", "json", *part.arguments]
+    with Serving(folder, arguments, {**variables, **part.variables}) as serving:
         pid, workers = serving.pid, set(serving.workers())
         before = usage(pid)
         prompts = [story(rng, rng.randint(4, 30)) for _ in range(48)]
@@ -311,7 +313,7 @@ def main(arguments: list[str]) -> int:
     wishes = parser.parse_args(arguments)
     n_real = wishes.faults // 10 if wishes.real is None else wishes.real
     model = model_path(wishes.model)
-    head = header("faults", model, seed=wishes.seed, clients=N_CLIENTS, watchdog_s=2)
+    head = header("faults", model, seed=wishes.seed, clients=N_CLIENTS, watchdog_s=WATCHDOG_S)
     lines: list[dict[str, Any]] = []
     results: list[dict[str, Any]] = []
     for part in parts(wishes.faults, n_real, wishes.threads):

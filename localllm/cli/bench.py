@@ -7,24 +7,14 @@ from typing import Annotated, Any, Literal, TypeAlias
 import typer
 from typer.core import TyperGroup
 
-from localllm.cli.completion import complete_model
 from localllm.cli.failures import AfterOutput, Manner, told
-from localllm.cli.options import Json, LoadFlags, command, option
+from localllm.cli.options import Json, LoadFlags, ModelOrVerb, command, option
 from localllm.cli.output import Answer, Notes
 from localllm.errors import UsageError
 
 _FORMAT_HELP = "Markdown (the default), one JSON document, JSON lines or CSV."
 Form: TypeAlias = Literal["md", "json", "jsonl", "csv"]
 Format: TypeAlias = Annotated[Form | None, option("--format", metavar="md|json|jsonl|csv", help=_FORMAT_HELP)]
-MaybeModel: TypeAlias = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[MODEL]",
-        help="File, directory, alias, or (part of) a stored name; smollm2:135m where none is named. "
-        "A model called like a sub-command is written ./name.",
-        autocompletion=complete_model,
-    ),
-]
 
 
 class EngineUnlessNamed(TyperGroup):
@@ -39,11 +29,7 @@ class EngineUnlessNamed(TyperGroup):
 
 def build() -> typer.Typer:
     """Return the group of verbs."""
-    app = typer.Typer(
-        cls=EngineUnlessNamed,
-        help="Measure a model on this machine.",
-        subcommand_metavar="[engine] [MODEL]",
-    )
+    app = typer.Typer(cls=EngineUnlessNamed, subcommand_metavar="[engine] [MODEL]")
     app.callback()(_group)
     app.command("engine")(command(engine))
     return app
@@ -52,11 +38,11 @@ def build() -> typer.Typer:
 def _group() -> None:
     """Measure a model on this machine.
 
-    bench MODEL is short for bench engine MODEL.
+    `bench MODEL` is short for `bench engine MODEL`; its flags: bench engine --help.
     """
 
 
-def engine(model: MaybeModel = None, format: Format = None, json: Json = False, *, load: LoadFlags) -> None:
+def engine(model: ModelOrVerb = None, format: Format = None, json: Json = False, *, load: LoadFlags) -> None:
     """Measure prefill, decode, start and memory.
 
     In process, against a bare loop over llama.cpp; a quiet machine gives the best figures.

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING
 
-import typer
-
-from localllm.cli.completion import complete_model
 from localllm.cli.opening import Opener
-from localllm.cli.options import LoadFlags, NoServer, OutputFlags, PromptFlags, SamplingFlags, TalkFlags
+from localllm.cli.options import LoadFlags, ModelOrDefault, NoServer, OutputFlags, PromptFlags, SamplingFlags, TalkFlags
 from localllm.cli.output import Answer, Notes, OutputClosed
 from localllm.cli.run import check_output, checked_timeout, name_model
 from localllm.errors import LocalLLMError, UsageError
@@ -19,19 +16,8 @@ if TYPE_CHECKING:
     from localllm.cli.chat_session import Session
 
 
-ChatModel: TypeAlias = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[MODEL]",
-        help="File, directory, hf:org/repo[@revision][:QUANT], alias, or (part of) a stored name. "
-        "Left out: smollm2:135m.",
-        autocompletion=complete_model,
-    ),
-]
-
-
 def chat(
-    model: ChatModel = None,
+    model: ModelOrDefault = None,
     *,
     asking: PromptFlags,
     sampling: SamplingFlags,

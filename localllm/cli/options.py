@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_type_hints
 
 import typer
 
+from localllm.cli.completion import complete_model
 from localllm.cli.failures import Manner, told
 
 ENV_PREFIX = "LOCALLLM_"
@@ -30,8 +31,31 @@ def option(*spellings: str, help: str, **more: Any) -> Any:
 _CTX_HELP = "Context in tokens; auto: as large as needed, in a chat 8192 at most."
 _FILE_HELP = "Text to add to the prompt, or to the first question of a chat; repeatable; - is stdin (run)."
 
-Model: TypeAlias = Annotated[
-    str, typer.Argument(metavar="MODEL", help="File, directory, hf:org/repo[@revision][:QUANT], alias or stored name.")
+_MODEL_HELP = "File, directory, hf:org/repo[@revision][:QUANT], alias, or (part of) a stored name."
+_DEFAULT = "smollm2:135m"
+
+
+def model_argument(help: str = _MODEL_HELP, *, metavar: str = "[MODEL]") -> Any:
+    """Return the declaration of an argument that names a model, which shells complete."""
+    return typer.Argument(metavar=metavar, help=help, autocompletion=complete_model)
+
+
+Model: TypeAlias = Annotated[str, model_argument(metavar="MODEL")]
+ModelOrDefault: TypeAlias = Annotated[str | None, model_argument(f"{_MODEL_HELP} Left out: {_DEFAULT}.")]
+ModelOrPrompt: TypeAlias = Annotated[
+    str | None,
+    model_argument(f"{_MODEL_HELP} Left out, with a prompt of several words or text on stdin: {_DEFAULT}."),
+]
+ModelOrVerb: TypeAlias = Annotated[
+    str | None,
+    model_argument(f"{_MODEL_HELP} Left out: {_DEFAULT}. One called like a sub-command is written ./name."),
+]
+Models: TypeAlias = Annotated[
+    list[str] | None,
+    model_argument(
+        f"Models to load now and keep. {_MODEL_HELP} The others of `localllm ls` are loaded when a request names them.",
+        metavar="[MODEL]...",
+    ),
 ]
 Json: TypeAlias = Annotated[bool, option("--json", help="One JSON document on stdout.")]
 Verbose: TypeAlias = Annotated[
@@ -217,10 +241,6 @@ class WorkFlags:
             help="How long a model that was not named at start stays loaded without use.",
         ),
     ] = "10m"
-    watchdog: Annotated[
-        float,
-        option("--watchdog", min=0.1, metavar="SECONDS", help="Least time without progress that ends a worker."),
-    ] = 60.0
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:

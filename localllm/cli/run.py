@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from localllm.cli.completion import complete_model
 from localllm.cli.opening import Opener
-from localllm.cli.options import LoadFlags, NoServer, OutputFlags, PromptFlags, SamplingFlags, TalkFlags
+from localllm.cli.options import LoadFlags, ModelOrPrompt, NoServer, OutputFlags, PromptFlags, SamplingFlags, TalkFlags
 from localllm.cli.output import Answer, Notes
 from localllm.errors import LocalLLMError, StoppedByLength, UsageError
 
@@ -18,15 +17,6 @@ if TYPE_CHECKING:
     from localllm.cli.signals import Interrupts
     from localllm.runtime.types import GenerationOptions, Request
 
-MaybeModel: TypeAlias = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[MODEL]",
-        help="File, directory, hf:org/repo[@revision][:QUANT], alias, or (part of) a stored name. Left out, with a "
-        "prompt of several words or text on stdin: smollm2:135m.",
-        autocompletion=complete_model,
-    ),
-]
 MaybePrompt: TypeAlias = Annotated[
     str | None,
     typer.Argument(metavar="[PROMPT]", help="What to ask; then come the files of -f, then what is piped in."),
@@ -34,7 +24,7 @@ MaybePrompt: TypeAlias = Annotated[
 
 
 def run(
-    model: MaybeModel = None,
+    model: ModelOrPrompt = None,
     prompt: MaybePrompt = None,
     *,
     asking: PromptFlags,

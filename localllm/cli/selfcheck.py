@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from localllm.cli.completion import complete_model
-from localllm.cli.options import Json, TalkFlags
+from localllm.cli.options import Json, ModelOrDefault, TalkFlags
 
 if TYPE_CHECKING:
     from localllm.cli.selfcheck_steps import Step
 
-CheckedModel: TypeAlias = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[MODEL]",
-        help="File, directory, hf:org/repo[@revision][:QUANT], alias, or (part of) a stored name. "
-        "Left out: smollm2:135m.",
-        autocompletion=complete_model,
-    ),
-]
 
-
-def selfcheck(model: CheckedModel = None, *, talk: TalkFlags, json: Json = False) -> None:
+def selfcheck(model: ModelOrDefault = None, *, talk: TalkFlags, json: Json = False) -> None:
     """Check this installation with a server of its own.
 
     Records versions and the model's hash, starts a server, proves that it listens on loopback only, asks a fixed prompt

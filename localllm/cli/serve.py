@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
+import math
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from localllm.cli.completion import complete_model
-from localllm.cli.options import AccessFlags, ListenFlags, LoadFlags, Template, WorkFlags, option
+from localllm.cli.options import AccessFlags, ListenFlags, LoadFlags, Models, Template, WorkFlags, option
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
     from localllm.server.state import ServerSettings
     from localllm.worker.supervisor import SupervisorSettings
 
-ServedModels: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[MODEL]...",
-        help="Models to load now and keep; those of `localllm ls` are loaded when they are asked for.",
-        autocompletion=complete_model,
-    ),
-]
+WATCHDOG_VARIABLE = "LOCALLLM_WATCHDOG_S"
+LEAST_WATCHDOG_S = 0.1
+
 Aliases: TypeAlias = Annotated[
     list[str] | None,
     option("--alias", metavar="NAME", help="Further name of the first model; repeatable."),
@@ -30,7 +27,7 @@ Aliases: TypeAlias = Annotated[
 
 
 def serve(
-    models: ServedModels = None,
+    models: Models = None,
     *,
     listen: ListenFlags,
     access: AccessFlags,
@@ -96,7 +93,7 @@ def supervisor_settings(
     if aliases and not models:
         raise UsageError("--alias names a model that is given on the command line.", "localllm serve MODEL --alias x")
     config, runtime, nice = serving_config(load, work, template, default_threads=probe().default_threads)
-    return SupervisorSettings(
+    settings = SupervisorSettings(
         models=models,
         aliases=aliases,
         config=config,
@@ -104,5 +101,23 @@ def supervisor_settings(
         nice=nice,
         max_memory_bytes=None if work.max_memory is None else parse_size("--max-memory", work.max_memory),
         keep_alive_s=parse_duration("--keep-alive", work.keep_alive),
-        watchdog_s=work.watchdog,
     )
+    watchdog_s = _watchdog_s()
+    return settings if watchdog_s is None else replace(settings, watchdog_s=watchdog_s)
+
+
+def _watchdog_s() -> float | None:
+    """Return the least time without progress that ends a worker, where LOCALLLM_WATCHDOG_S says one."""
+    text = os.environ.get(WATCHDOG_VARIABLE, "")
+    if not text:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not LEAST_WATCHDOG_S <= seconds < math.inf:
+        raise UsageError(
+            f"{WATCHDOG_VARIABLE} takes a number of seconds from {LEAST_WATCHDOG_S}, not {text!r}.",
+            f"unset {WATCHDOG_VARIABLE}",
+        )
+    return seconds

@@ -64,7 +64,7 @@ def test_every_flag_arrives(cli: Cli, served: Served, tmp_path: Path, monkeypatc
         *("--allow-host", "box.local", "--allow-origin", "https://a.example", "--allow-origin", "https://b.example"),
         *("--tls-cert", "cert.pem", "--tls-key", "cert.key", "--drain-timeout", "1.5", "--log-format", "json"),
         *("--socket", "s.sock", "--alias", "x", "--alias", "y", "--parallel", "3", "--queue", "7", "--mode", "batch"),
-        *("--max-memory", "4GiB", "--keep-alive", "forever", "--watchdog", "2", "--ctx", "512", "--kv", "q8_0"),
+        *("--max-memory", "4GiB", "--keep-alive", "forever", "--ctx", "512", "--kv", "q8_0"),
         *("--flash-attn", "on", "--gpu", "off", "--threads", "2", "--template", "t.jinja"),
     )
     assert result == Result(0, "", "")
@@ -84,7 +84,7 @@ def test_every_flag_arrives(cli: Cli, served: Served, tmp_path: Path, monkeypatc
     settings = served.supervisor
     assert settings is not None
     assert (settings.models, settings.aliases) == (("a", "b"), ("x", "y"))
-    assert (settings.max_memory_bytes, settings.keep_alive_s, settings.watchdog_s) == (4 * 2**30, None, 2.0)
+    assert (settings.max_memory_bytes, settings.keep_alive_s, settings.watchdog_s) == (4 * 2**30, None, 60.0)
     config = settings.config
     assert (config.ctx, config.kv, config.flash_attn, config.gpu, config.threads) == (
         512,
@@ -180,7 +180,6 @@ def test_a_key_that_is_none_is_refused_and_never_shown(
         (["--queue", "0"], "--queue"),
         (["--mode", "fast"], "--mode"),
         (["--port", "65536"], "--port"),
-        (["--watchdog", "0"], "--watchdog"),
         (["--drain-timeout", "-1"], "--drain-timeout"),
         (["--log-format", "xml"], "--log-format"),
         (["--ctx", "0"], "--ctx"),
@@ -193,6 +192,30 @@ def test_what_makes_no_sense_is_refused_by_name(cli: Cli, served: Served, argv: 
     assert (result.code, served.server) == (2, None)
     assert named in result.err
     assert "Traceback" not in result.err
+
+
+def test_the_watchdogs_time_comes_from_the_environment(
+    cli: Cli, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for text, seconds in (("2", 2.0), ("0.1", 0.1), ("1e3", 1000.0), ("", 60.0)):
+        monkeypatch.setenv("LOCALLLM_WATCHDOG_S", text)
+        assert cli("serve") == Result(0, "", "")
+        assert served.supervisor is not None
+        assert served.supervisor.watchdog_s == seconds
+    assert cli("serve", "--watchdog", "2").code == 2
+
+
+@pytest.mark.parametrize("text", ["0", "0.09", "-1", "nan", "inf", "soon", "2s", " "])
+def test_a_watchdogs_time_that_makes_no_sense_is_refused(
+    cli: Cli, served: Served, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setenv("LOCALLLM_WATCHDOG_S", text)
+    result = cli("serve")
+    assert (result.code, served.server) == (2, None)
+    assert result.err.splitlines() == [
+        f"error: LOCALLLM_WATCHDOG_S takes a number of seconds from 0.1, not {text!r}.",
+        "hint: unset LOCALLLM_WATCHDOG_S",
+    ]
 
 
 def test_settings_reach_it_from_environment_and_file(
