@@ -187,7 +187,8 @@ class Link(asyncio.Protocol):
     async def call(self, verb: str, argument: Any, timeout_s: float) -> Any:
         """Return the answer to `verb`. Raises: what it failed with, TimedOut, WorkerDied, Unavailable."""
         try:
-            return await asyncio.wait_for(self.ask(verb, argument), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                return await self.ask(verb, argument)
         except TimeoutError:
             raise TimedOut(
                 f"The model's process did not answer `{verb}` within {timeout_s:g} s.", "try again in a moment"

@@ -141,13 +141,15 @@ class WorkerProcess:
         """Wait until it is gone, by force after `grace_s`, and its last words were read. Return its code."""
         try:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._exited.wait(), grace_s)
+                async with asyncio.timeout(grace_s):  # wait_for may swallow a cancellation of this very moment
+                    await self._exited.wait()
         finally:
             if self.returncode is None:
                 self.kill()
         await self._exited.wait()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.stderr.ended.wait(), _LAST_WORDS_S)
+            async with asyncio.timeout(_LAST_WORDS_S):
+                await self.stderr.ended.wait()
         assert self.returncode is not None
         return self.returncode
 

@@ -147,7 +147,8 @@ class ModelUnit:
                 raise not_yet(self.state, self._left_s)
             changed = self._changed
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), None if left_s == math.inf else left_s)
+                async with asyncio.timeout(None if left_s == math.inf else left_s):
+                    await changed.wait()
             if self._n_stops != n_stops:
                 raise Unavailable("The model was unloaded meanwhile.", "try again in a moment", retry_after_s=1)
 

@@ -68,6 +68,30 @@ def test_it_inherits_its_socket_and_board_and_ends_with_its_code(importable: Pat
         run(work())
 
 
+@pytest.mark.parametrize("n_turns", range(5))
+def test_who_waits_for_its_end_can_be_cancelled_as_it_ends(importable: Path, n_turns: int) -> None:
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        was_waiting: list[bool] = []
+
+        def cancel_after(turns: int) -> None:
+            if turns:
+                loop.call_soon(cancel_after, turns - 1)
+            else:
+                was_waiting.append(waiting.cancel())
+
+        process = WorkerProcess(lambda: cancel_after(n_turns), module(importable, "time.sleep(60)"))
+        waiting = asyncio.create_task(process.wait(30))
+        await asyncio.sleep(0.05)
+        process.kill()
+        await asyncio.wait({waiting})
+        assert waiting.cancelled() == was_waiting[0]
+        process.dispose()
+
+    with nothing_left():
+        run(work())
+
+
 def test_it_gets_no_secrets_no_group_of_ours_and_no_modules_of_the_current_folder(
     importable: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
