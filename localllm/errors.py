@@ -104,9 +104,13 @@ class QueueFull(LocalLLMError):
 
 
 class Unavailable(LocalLLMError):
-    """Loading, draining or dead: not now."""
+    """Loading, draining or dead: not now. `code` says which, where it is known."""
 
     exit_code, http_status, code = 1, 503, "unavailable"
+
+    def __init__(self, message: str, hint: str = "", *, code: str = code, **details: object) -> None:
+        super().__init__(message, hint, **details)
+        self.code = code
 
 
 class WorkerDied(LocalLLMError):

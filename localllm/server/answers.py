@@ -6,9 +6,13 @@ import hashlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import localllm
 from localllm.runtime.events import Usage
+
+if TYPE_CHECKING:
+    from localllm.worker.supervisor import Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +23,11 @@ class Identity:
     model: str
     fingerprint: str
     created_s: int = field(default_factory=lambda: int(time.time()))
+
+    @classmethod
+    def of(cls, answer_id: str, worker: Worker) -> Identity:
+        """Return the identity of an answer by this worker's model."""
+        return cls(answer_id, worker.name, fingerprint(worker.model, localllm.__version__))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +85,20 @@ class Costs:
     def is_clipped(self) -> bool:
         """Say whether fewer tokens were left than the client asked for."""
         return self.asked is not None and self.limit < self.asked
+
+
+def whole_body(kind: str, identity: Identity, choices: list[dict[str, Any]], costs: Costs) -> dict[str, Any]:
+    """Return the body of an answer that is not streamed. `kind`: its `object`."""
+    return {
+        "id": identity.id,
+        "object": kind,
+        "created": identity.created_s,
+        "model": identity.model,
+        "system_fingerprint": identity.fingerprint,
+        "choices": choices,
+        "usage": costs.usage_body(),
+        "timings": costs.timings_body(),
+    }
 
 
 def fingerprint(model: Mapping[str, Any], version: str) -> str:

@@ -19,7 +19,7 @@ from localllm.errors import LocalLLMError
 from localllm.runtime.types import new_request_id
 from localllm.server import embeddings, health, metrics, models, openai_chat, openai_completions, openapi, tokens
 from localllm.server.body import ClientGone
-from localllm.server.errors import code_of, error_response, from_http_exception, internal
+from localllm.server.errors import error_response, from_http_exception, internal
 from localllm.server.record import CLIENT_GONE, RequestRecord
 from localllm.server.security import Headers, Preflight, Security
 from localllm.server.state import ServerState, draining
@@ -111,7 +111,7 @@ class _Answer:
 
     async def refuse(self, error: LocalLLMError) -> None:
         """Answer with an error; where an answer is under way already, only close."""
-        self._record.error = self._record.error or code_of(error)
+        self._record.error = self._record.error or error.code
         if self._is_started:
             return
         response = error_response(error)

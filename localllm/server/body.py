@@ -78,6 +78,12 @@ async def read(scope: Scope, receive: Receive, state: ServerState, kind: type[St
     return decode(data, kind)
 
 
+async def until_gone(receive: Receive) -> None:
+    """Wait until the client closes the connection; what else it sends is passed over."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
 async def receive_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
     """Return the whole body. Raises: HttpRefusal for one that is too large (413) or too slow (408), ClientGone."""
     declared = next((int(value) for name, value in scope["headers"] if name == b"content-length"), 0)

@@ -20,7 +20,7 @@ from localllm.errors import LocalLLMError, Unavailable, UsageError
 from localllm.runtime import events
 from localllm.runtime.stream import rebuild
 from localllm.runtime.types import EmbeddingRequest, GenerationOptions
-from localllm.server.body import ClientGone, read
+from localllm.server.body import ClientGone, read, until_gone
 from localllm.server.fields import Neutral, ignored_fields
 from localllm.server.record import RequestRecord
 from localllm.server.replies import InPieces
@@ -210,7 +210,6 @@ class _Work:
                 self._error = self._error or rebuild(event)
 
     async def _watch(self, request: Request) -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
+        await until_gone(request.receive)
         self._is_gone = True
         self._stream.cancel()

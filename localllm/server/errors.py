@@ -10,7 +10,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from localllm.errors import LocalLLMError, NotEnoughMemory, Unavailable
+from localllm.errors import LocalLLMError, NotEnoughMemory
 
 _TYPES: Final = {
     401: "authentication_error",
@@ -64,16 +64,10 @@ def error_body(error: LocalLLMError) -> dict[str, Any]:
             "message": _sentence(error),
             "type": _type(error.http_status),
             "param": error.details.get("field"),
-            "code": code_of(error),
+            "code": error.code,
             **extra,
         }
     }
-
-
-def code_of(error: LocalLLMError) -> str:
-    """Return the code on the wire: "loading" where a model is on its way, else the error's own."""
-    is_loading = isinstance(error, Unavailable) and error.details.get("state") == "loading"
-    return "loading" if is_loading else error.code
 
 
 def error_headers(error: LocalLLMError) -> dict[str, str]:

@@ -23,7 +23,7 @@ from localllm.runtime.stream import Answer, collect, rebuild
 from localllm.runtime.types import Request
 from localllm.server import sse
 from localllm.server.answers import Costs
-from localllm.server.body import ClientGone
+from localllm.server.body import ClientGone, until_gone
 from localllm.server.errors import error_event
 from localllm.server.merged import MergedStream, Stream
 from localllm.server.record import RequestRecord
@@ -130,8 +130,7 @@ class _Work:
 
     async def watch(self, receive: Receive) -> None:
         """End the work when the client goes."""
-        while (await receive())["type"] != "http.disconnect":
-            pass
+        await until_gone(receive)
         if not self._is_ended:
             self._is_gone = True
             self._stream.cancel()

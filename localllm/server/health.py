@@ -14,7 +14,7 @@ from localllm.errors import Unavailable
 from localllm.server.answer_schemas import ErrorFacts
 from localllm.server.errors import error_body, error_headers
 from localllm.server.replies import reply
-from localllm.server.state import ServerState, draining
+from localllm.server.state import ServerState
 from localllm.worker.lifecycle import ModelEntry, ModelState
 
 PING_S: Final = 1.0
@@ -41,7 +41,7 @@ class ModelHealth(msgspec.Struct, frozen=True, kw_only=True):
     """One model. `engine`: whether its engine answered, null unless it is loaded. `pid`: of its process."""
 
     id: str
-    state: Literal["unloaded", "loading", "ready", "restarting", "failed", "refused", "stopping"]
+    state: ModelState
     engine: Literal["ok", "silent"] | None
     reason: str | None
     pid: int | None
@@ -127,7 +127,7 @@ def _health_of(entry: ModelEntry, answers: dict[str, bool]) -> ModelHealth:
     answer = answers.get(entry.name)
     return ModelHealth(
         id=entry.name,
-        state=entry.state.value,
+        state=entry.state,
         engine=None if answer is None else "ok" if answer else "silent",
         reason=entry.reason or None,
         pid=entry.pid,
@@ -137,11 +137,5 @@ def _health_of(entry: ModelEntry, answers: dict[str, bool]) -> ModelHealth:
 
 def _unready(trouble: Trouble, more: dict[str, Any]) -> Response:
     """Return a 503 that tells of trouble in the words of every other error, and in one word."""
-    error = draining(_WAITS_S[trouble]) if trouble == "draining" else _error(trouble)
+    error = Unavailable(_TOLD[trouble], code=trouble, retry_after_s=_WAITS_S[trouble])
     return reply({"status": trouble, **more, **error_body(error)}, error.http_status, error_headers(error))
-
-
-def _error(trouble: Trouble) -> Unavailable:
-    error = Unavailable(_TOLD[trouble], retry_after_s=_WAITS_S[trouble])
-    error.code = trouble
-    return error

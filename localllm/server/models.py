@@ -45,7 +45,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """Where a model stands: llama.cpp's word, ours, and why, where something is wrong."""
 
     value: StatusValue
-    state: Literal["unloaded", "loading", "ready", "restarting", "failed", "refused", "stopping"]
+    state: ModelState
     failed: bool
     reason: str | None
 
@@ -184,7 +184,7 @@ def card(entry: ModelEntry) -> ModelCard:
         architecture=Modalities(input_modalities=["text"], output_modalities=["text"]),
         status=Status(
             value=_STATUS.get(entry.state, "unloaded"),
-            state=entry.state.value,
+            state=entry.state,
             failed=entry.state in (ModelState.FAILED, ModelState.REFUSED),
             reason=entry.reason or None,
         ),

@@ -8,12 +8,11 @@ from typing import Any
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-import localllm
 from localllm.errors import UsageError
 from localllm.runtime.stream import Answer, Choice
 from localllm.runtime.types import ChatRequest
 from localllm.server import body, generation, logprobs, options
-from localllm.server.answers import Costs, Identity, fingerprint
+from localllm.server.answers import Costs, Identity, whole_body
 from localllm.server.sse import ChatChunks
 from localllm.server.state import ServerState, record_of
 from localllm.server.wire import ChatBody
@@ -40,10 +39,7 @@ class ChatCompletions:
         ignored = options.check_fields(decoded, state.settings.strict)
         request = _request(asked, scope)
         worker = await state.supervisor.worker(asked.model, state.settings.limits.load_wait_s)
-        record = record_of(scope)
-        identity = Identity(
-            f"chatcmpl-{record.request_id}", worker.name, fingerprint(worker.model, localllm.__version__)
-        )
+        identity = Identity.of(f"chatcmpl-{request.request_id}", worker)
         streams = asked.stream_options or {}
         chunks = ChatChunks(
             identity,
@@ -131,16 +127,8 @@ def _told_of_tools(request: ChatRequest, model: Mapping[str, Any]) -> dict[str, 
 
 
 def _whole(identity: Identity, answer: Answer, costs: Costs, has_logprobs: bool) -> dict[str, Any]:
-    return {
-        "id": identity.id,
-        "object": "chat.completion",
-        "created": identity.created_s,
-        "model": identity.model,
-        "system_fingerprint": identity.fingerprint,
-        "choices": [_choice(i, choice, has_logprobs) for i, choice in enumerate(answer.choices)],
-        "usage": costs.usage_body(),
-        "timings": costs.timings_body(),
-    }
+    choices = [_choice(i, choice, has_logprobs) for i, choice in enumerate(answer.choices)]
+    return whole_body("chat.completion", identity, choices, costs)
 
 
 def _choice(index: int, choice: Choice, has_logprobs: bool) -> dict[str, Any]:

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-import localllm
 from localllm.errors import UsageError
 from localllm.runtime.stream import Answer, Choice
 from localllm.runtime.types import CompletionRequest
 from localllm.server import body, generation, options
-from localllm.server.answers import Costs, Identity, fingerprint
+from localllm.server.answers import Costs, Identity, whole_body
 from localllm.server.logprobs import CompletionLogprobs
 from localllm.server.sse import CompletionChunks
 from localllm.server.state import ServerState, record_of
@@ -48,9 +47,7 @@ class Completions:
         requests = _requests(asked, scope)
         worker = await state.supervisor.worker(asked.model, state.settings.limits.load_wait_s)
         echo = await _echo(worker, requests) if asked.echo else []
-        identity = Identity(
-            f"cmpl-{record_of(scope).request_id}", worker.name, fingerprint(worker.model, localllm.__version__)
-        )
+        identity = Identity.of(f"cmpl-{record_of(scope).request_id}", worker)
         streams = asked.stream_options or {}
         chunks = CompletionChunks(
             identity,
@@ -119,16 +116,8 @@ async def _echo(worker: Worker, requests: Sequence[CompletionRequest]) -> list[s
 
 def _whole(identity: Identity, answer: Answer, costs: Costs, echo: Sequence[str], has_logprobs: bool) -> dict[str, Any]:
     before = echo or [""] * len(answer.choices)
-    return {
-        "id": identity.id,
-        "object": "text_completion",
-        "created": identity.created_s,
-        "model": identity.model,
-        "system_fingerprint": identity.fingerprint,
-        "choices": [_choice(i, choice, before[i], has_logprobs) for i, choice in enumerate(answer.choices)],
-        "usage": costs.usage_body(),
-        "timings": costs.timings_body(),
-    }
+    choices = [_choice(i, choice, before[i], has_logprobs) for i, choice in enumerate(answer.choices)]
+    return whole_body("text_completion", identity, choices, costs)
 
 
 def _choice(index: int, choice: Choice, before: str, has_logprobs: bool) -> dict[str, Any]:

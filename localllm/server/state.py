@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,7 +81,6 @@ class ServerState:
         self.port = settings.port
         self.metrics = Metrics()
         self.log = log
-        self.started_s = time.monotonic()
         self.is_draining = False
         self.cuts: set[Callable[[LocalLLMError], None]] = set()
         self.n_active = 0
@@ -113,9 +111,7 @@ class ServerState:
 
 def draining(wait_s: float) -> Unavailable:
     """Return what is told to those who come, or are still there, while the server stops."""
-    error = Unavailable("The server is stopping.", "try again when it is back", retry_after_s=wait_s)
-    error.code = "draining"
-    return error
+    return Unavailable("The server is stopping.", "try again when it is back", code="draining", retry_after_s=wait_s)
 
 
 def record_of(scope: Scope) -> RequestRecord:

@@ -120,6 +120,5 @@ def not_yet(state: ModelState, left_s: float) -> Unavailable:
     is_restarting = state is ModelState.RESTARTING
     text = "The model's process died; it is being started again." if is_restarting else "The model is being loaded."
     retry_after_s = max(1, math.ceil(left_s))
-    error = Unavailable(text, "try again in a moment", retry_after_s=retry_after_s, state=state.value)
-    error.code = "restarting" if is_restarting else "loading"
-    return error
+    code = "restarting" if is_restarting else "loading"
+    return Unavailable(text, "try again in a moment", code=code, retry_after_s=retry_after_s, state=state.value)

@@ -299,6 +299,5 @@ def _name_of(argument: Any) -> str:
 
 
 def _draining() -> Unavailable:
-    error = Unavailable("The server is stopping.", "localllm run --no-server loads the model here")
-    error.code = "draining"  # as over HTTP
-    return error
+    hint = "localllm run --no-server loads the model here"
+    return Unavailable("The server is stopping.", hint, code="draining")
