@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from localllm.errors import LocalLLMError, TimedOut
+from localllm.models.system import resident_bytes
 
 SETTLE_S = 0.3
 """How long a command goes on after its first byte before its memory is read."""
@@ -86,12 +87,7 @@ def peak_rss_bytes(pid: int) -> int:
             return 0
         lines = [line for line in status.splitlines() if line.startswith("VmHWM:")]
         return int(lines[0].split()[1]) * 1024 if lines else 0
-    import psutil
-
-    try:
-        return int(psutil.Process(pid).memory_info().rss)
-    except psutil.Error:
-        return 0
+    return resident_bytes(pid)
 
 
 def _no_output(process: subprocess.Popen[bytes], errors: IO[bytes], *, ended: bool, timeout_s: float) -> LocalLLMError:

@@ -1,4 +1,4 @@
-"""Reads what Linux tells under /proc and /sys; where there is no such file, nothing is told."""
+"""Reads what the system tells; where there is no such file or process, nothing is told."""
 
 from __future__ import annotations
 
@@ -18,6 +18,16 @@ def read_number(path: Path) -> int | None:
     """Return the whole number in a file; None where there is none ("max", no file)."""
     text = read_text(path)
     return int(text) if text.isdigit() else None
+
+
+def resident_bytes(pid: int | None = None) -> int:
+    """Return what a process (this one for None) holds in RAM; 0 where nobody tells."""
+    import psutil
+
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return 0
 
 
 def control_groups(root: Path, controller: str) -> Iterator[tuple[Path, bool]]:

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from localllm.errors import LocalLLMError
+from localllm.models.system import resident_bytes
 from localllm.server import histograms
 from localllm.server.histograms import PART_BOUNDS_S, REQUEST_BOUNDS_S, TOKEN_BOUNDS_S, Histogram
 from localllm.server.record import RequestRecord
@@ -167,13 +168,6 @@ async def _stats(worker: Worker) -> Mapping[str, Any] | None:
     except LocalLLMError:
         return None
     return stats
-
-
-def resident_bytes() -> int:
-    """Return the memory of this process that is in RAM."""
-    import psutil
-
-    return int(psutil.Process().memory_info().rss)
 
 
 class Metrics:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from localllm.errors import LocalLLMError, UsageError
+from localllm.models.system import resident_bytes
 from localllm.runtime.types import ChatRequest, Request
 from localllm.worker.protocol import BadFrame, Call, Result, Submit, request_of
 
@@ -108,13 +109,6 @@ def unexpected(error: BaseException) -> LocalLLMError:
         return UsageError("The answer to this is too large for one message.", "ask for less at once")
     logger.error("%s\n%s", type(error).__name__, "".join(traceback.format_tb(error.__traceback__)))
     return LocalLLMError(f"The model's process failed at this ({type(error).__name__}).", "localllm doctor")
-
-
-def resident_bytes() -> int:
-    """Return the memory of this process that is in RAM."""
-    import psutil
-
-    return int(psutil.Process().memory_info().rss)
 
 
 def _argument(argument: Any, kind: type[T]) -> T:

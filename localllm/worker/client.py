@@ -17,7 +17,7 @@ from localllm.runtime.config import LoadConfig
 from localllm.runtime.stream import TokenStream, rebuild
 from localllm.runtime.types import Request
 from localllm.worker.description import config_to_wire
-from localllm.worker.local_connection import Connection, rebuilt
+from localllm.worker.local_connection import Connection
 from localllm.worker.protocol import (
     VERSION,
     AnyFrame,
@@ -30,6 +30,7 @@ from localllm.worker.protocol import (
     Happened,
     Result,
     event_from_wire,
+    failure_event,
     submit_frame,
 )
 from localllm.worker.registry import ServerRecord
@@ -195,7 +196,7 @@ class RemoteService:
             case Result():
                 self._answered(frame.number, frame.value, None)
             case Failed():
-                self._answered(frame.number, None, rebuilt(frame))
+                self._answered(frame.number, None, rebuild(failure_event(frame)))
             case _:
                 raise BadFrame("not a server's frame")
 
@@ -256,6 +257,6 @@ def _result(frame: AnyFrame) -> Any:
         case Result():
             return frame.value
         case Failed():
-            raise rebuilt(frame)
+            raise rebuild(failure_event(frame))
         case _:
             raise ServerUnreachable("The server answered something else.", "localllm ps")

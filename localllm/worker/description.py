@@ -13,8 +13,11 @@ from localllm.runtime.config import LoadConfig, RuntimeConfig
 
 if TYPE_CHECKING:
     from localllm.runtime.service import Service
+    from localllm.worker.lifecycle import ModelEntry
 
 T = TypeVar("T")
+
+_IGNORED_SETTINGS = frozenset(("parallel", "retained"))  # they change nothing in an answer
 
 
 def describe_loaded(service: Service, config: LoadConfig) -> dict[str, Any]:
@@ -45,12 +48,41 @@ def describe_loaded(service: Service, config: LoadConfig) -> dict[str, Any]:
     }
 
 
+def entry_to_wire(entry: ModelEntry) -> dict[str, Any]:
+    """Return what `ps` tells of a model, as builtins."""
+    return {
+        "name": entry.name,
+        "aliases": list(entry.aliases),
+        "path": str(entry.path),
+        "size_bytes": entry.size_bytes,
+        "state": entry.state.value,
+        "reason": entry.reason,
+        "is_pinned": entry.is_pinned,
+        "is_changed": entry.is_changed,
+        "n_requests": entry.n_requests,
+        "last_used_s": entry.last_used_s,
+        "pid": entry.pid,
+        "n_ctx": entry.model.get("n_ctx"),
+        "quant": entry.model.get("quant"),
+    }
+
+
 def config_to_wire(config: LoadConfig) -> dict[str, Any]:
     """Return load settings as builtins: equal settings give equal values."""
     values = _values(config)
     values["kv"] = f"{config.kv.k}:{config.kv.v}"
     values["template"] = None if config.template is None else str(config.template)
     return values
+
+
+def differences(held: Mapping[str, Any], wished: Mapping[str, Any]) -> list[str]:
+    """Name the load settings that differ and change an answer: "ctx 512, not auto"."""
+    names = sorted((held.keys() | wished.keys()) - _IGNORED_SETTINGS)
+    return [
+        f"{name} {_spelled(held.get(name))}, not {_spelled(wished.get(name))}"
+        for name in names
+        if held.get(name) != wished.get(name)
+    ]
 
 
 def config_from_wire(wire: Mapping[str, Any]) -> LoadConfig:
@@ -82,3 +114,7 @@ def _build(kind: type[T], values: dict[str, Any]) -> T:
         return kind(**values)
     except TypeError:
         raise UsageError(f"These are no settings of this version's {kind.__name__}.", "restart the server") from None
+
+
+def _spelled(value: Any) -> str:
+    return "auto" if value is None else str(value)

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from localllm.errors import LocalLLMError, QueueFull
+from localllm.runtime.stream import told
 from localllm.runtime.types import Request
 from localllm.worker.calls import Calls, unexpected
 from localllm.worker.delivery import Delivery, GoneAlready
@@ -19,7 +20,6 @@ from localllm.worker.protocol import (
     Happened,
     Result,
     Submit,
-    error_event,
     event_to_wire,
     failure,
     request_of,
@@ -84,7 +84,7 @@ class Desk:
         except GoneAlready:
             pass
         except BaseException as error:
-            delivery.put([error_event(unexpected(error))])
+            delivery.put([told(unexpected(error))])
             self._outgoing.publish()
         finally:
             with self._lock:
@@ -111,4 +111,4 @@ def refuse(frame: Submit | Call, error: LocalLLMError, outgoing: Outgoing) -> No
     if isinstance(frame, Call):
         outgoing.send(failure(frame.number, error))
     else:
-        outgoing.send(Happened(time.monotonic(), [(frame.number, [event_to_wire(error_event(error))])]))
+        outgoing.send(Happened(time.monotonic(), [(frame.number, [event_to_wire(told(error))])]))

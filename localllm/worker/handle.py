@@ -10,7 +10,8 @@ from typing import Any
 
 from localllm.errors import LocalLLMError, Unavailable, WorkerDied
 from localllm.runtime.types import Request
-from localllm.worker.link import CONNECTION_ENDED, STOPPED, EventStream, Link
+from localllm.worker.event_stream import EventStream
+from localllm.worker.link import CONNECTION_ENDED, STOPPED, Link
 from localllm.worker.process import WorkerProcess
 from localllm.worker.protocol import Load
 from localllm.worker.watchdog import LoadWatch, Sight, Watchdog, is_overdue
@@ -134,10 +135,14 @@ class Worker:
         ends_by_itself = self.link.end_reason in (CONNECTION_ENDED, STOPPED)
         return await self._process.wait(_DYING_S if ends_by_itself else 0.0)
 
-    async def stop(self, error: LocalLLMError) -> None:
-        """End it, requests by `error`, and leave nothing of it. Idempotent."""
+    def end(self, error: LocalLLMError) -> None:
+        """Begin to end it on purpose, which is no death; requests end by `error`. Idempotent."""
         self.on_death = _ignore
         self.link.end(error, STOPPED)
+
+    async def stop(self, error: LocalLLMError) -> None:
+        """End it, requests by `error`, and leave nothing of it. Idempotent."""
+        self.end(error)
         await self.gone()
         self.dispose()
 
@@ -218,16 +223,6 @@ def used_s(pid: int) -> float | None:
     except psutil.Error:
         return None
     return float(times.user + times.system)
-
-
-def resident_bytes(pid: int) -> int:
-    """Return what a process holds in memory; 0 where nobody tells."""
-    import psutil
-
-    try:
-        return int(psutil.Process(pid).memory_info().rss)
-    except psutil.Error:
-        return 0
 
 
 def _signal_name(number: int) -> str:

@@ -9,9 +9,9 @@ from typing import Any
 
 from localllm.errors import LocalLLMError, TimedOut, Unavailable, UsageError, WorkerDied
 from localllm.runtime import events
-from localllm.runtime.events import Event
-from localllm.runtime.stream import rebuild
+from localllm.runtime.stream import rebuild, told
 from localllm.runtime.types import Request
+from localllm.worker.event_stream import EventStream
 from localllm.worker.protocol import (
     Accepted,
     AnyFrame,
@@ -26,8 +26,8 @@ from localllm.worker.protocol import (
     Log,
     Result,
     WireEvent,
-    error_event,
     event_from_wire,
+    failure_event,
     pack,
     submit_frame,
 )
@@ -38,60 +38,8 @@ MAX_UNSENT_BYTES = 64 << 20
 CONNECTION_ENDED, STOPPED = "its connection ended", "it was stopped"
 """Reasons of an end that the process brings about, or follows, by itself."""
 
-_EVENT_BYTES = 100
-_LOGPROB_BYTES = 150
 _MAX_LOG_CHARS = 2000
 _LOG_BURST, _LOGS_PER_S = 50, 10
-
-
-class EventStream:
-    """The events of one request, as they come. One reader, on the event loop's thread.
-
-    `ipc_ms`: time that its events spent between the processes so far. `held_bytes`: about what is
-    held of events that nobody took yet. `number`: what the request is called on the wire.
-    """
-
-    def __init__(self, request_id: str, number: int, on_cancel: Callable[[int], None]) -> None:
-        self.request_id = request_id
-        self.number = number
-        self.ipc_ms = 0.0
-        self.held_bytes = 0
-        self.has_ended = False
-        self._on_cancel = on_cancel
-        self._is_cancelled = False
-        self._pending: list[Event] = []
-        self._ready = asyncio.Event()
-
-    async def next_events(self) -> list[Event]:
-        """Return all events there are, at least one; [] once the terminal one was taken."""
-        while not self._pending:
-            if self.has_ended:
-                return []
-            self._ready.clear()
-            await self._ready.wait()
-        batch, self._pending = self._pending, []
-        self.held_bytes = 0
-        return batch
-
-    def cancel(self) -> None:
-        """Ask for the end; the stream still ends with Done or Error. Idempotent."""
-        if not (self._is_cancelled or self.has_ended):
-            self._is_cancelled = True
-            self._on_cancel(self.number)
-
-    def put(self, event: Event) -> None:
-        """Append an event (the link's side); what follows the terminal one is dropped."""
-        if self.has_ended:
-            return
-        self._pending.append(event)
-        self.held_bytes += _EVENT_BYTES
-        if isinstance(event, events.Token):
-            self.held_bytes += len(event.text) + sum(_LOGPROB_BYTES * (1 + len(p.top)) for p in event.logprobs)
-        elif isinstance(event, events.Embedded):
-            self.held_bytes += len(event.vector)
-        elif isinstance(event, (events.Done, events.Error)):
-            self.has_ended = True
-        self._ready.set()
 
 
 class Link(asyncio.Protocol):
@@ -168,7 +116,7 @@ class Link(asyncio.Protocol):
         try:
             self.send(submit_frame(stream.number, request))
         except LocalLLMError as error:
-            stream.put(error_event(error))
+            stream.put(told(error))
         else:
             self.streams[stream.number] = stream
         return stream
@@ -201,7 +149,7 @@ class Link(asyncio.Protocol):
         self._error, self.end_reason = error, reason
         if self._transport is not None:
             self._transport.abort()
-        last = error_event(error)
+        last = told(error)
         streams, self.streams = self.streams, {}
         for stream in streams.values():
             stream.put(last)
@@ -259,7 +207,7 @@ class Link(asyncio.Protocol):
                 return
 
     def _take_failure(self, frame: Failed) -> None:
-        event = events.Error(frame.code, frame.message, frame.hint, details=frame.details)
+        event = failure_event(frame)
         if frame.number in self.streams:
             self.streams[frame.number].put(event)
             self._forget(frame.number, is_good=False)

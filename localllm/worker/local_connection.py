@@ -8,11 +8,20 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from localllm.errors import LocalLLMError, ServerUnreachable, TimedOut
-from localllm.runtime import events
+from localllm.errors import ServerUnreachable, TimedOut
 from localllm.runtime.stream import rebuild
 from localllm.worker import local_socket
-from localllm.worker.protocol import AnyFrame, Attach, Attached, BadFrame, Failed, Frame, FrameReader, pack
+from localllm.worker.protocol import (
+    AnyFrame,
+    Attach,
+    Attached,
+    BadFrame,
+    Failed,
+    Frame,
+    FrameReader,
+    failure_event,
+    pack,
+)
 from localllm.worker.registry import ServerRecord
 
 _CHUNK_BYTES = 1 << 16
@@ -35,7 +44,7 @@ class Connection:
             connection.send(wish)
             answer = connection.receive()
             if isinstance(answer, Failed):
-                raise rebuilt(answer)
+                raise rebuild(failure_event(answer))
             if not isinstance(answer, Attached):
                 raise BadFrame("no Attached")
         except (OSError, BadFrame) as error:
@@ -73,8 +82,3 @@ class Connection:
         with contextlib.suppress(OSError):
             self._peer.shutdown(socket.SHUT_RDWR)
         self._peer.close()
-
-
-def rebuilt(failed: Failed) -> LocalLLMError:
-    """Return the failure that a frame tells of."""
-    return rebuild(events.Error(failed.code, failed.message, failed.hint, details=failed.details))

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from localllm.errors import LocalLLMError, ModelNotFound, Unavailable, UsageError
 from localllm.runtime import events
+from localllm.runtime.stream import told
+from localllm.worker.description import differences, entry_to_wire
 from localllm.worker.protocol import (
     LENGTH,
     MAX_FRAME_BYTES,
@@ -26,7 +28,6 @@ from localllm.worker.protocol import (
     Happened,
     Result,
     Submit,
-    error_event,
     event_to_wire,
     failure,
     pack,
@@ -49,8 +50,6 @@ LAST_WORDS_S = 1.0
 
 WORKER_CALLS = frozenset(("tokenize", "detokenize", "template", "prompt_tokens", "stats"))
 """The calls that are a worker's own and are relayed to it."""
-
-_IGNORED_SETTINGS = frozenset(("parallel", "retained"))  # they change nothing in an answer
 
 
 class Peer:
@@ -189,11 +188,11 @@ class Peer:
             while batch := await stream.next_events():
                 await self._happened(number, batch)
         except LocalLLMError as error:
-            ending = error_event(error)
+            ending = told(error)
         except asyncio.CancelledError:
             if not self._is_cut:
                 raise
-            ending = error_event(_draining())
+            ending = told(_draining())
         finally:
             started = self._streams.pop(number, None)
             self._cancelled.discard(number)
@@ -246,39 +245,6 @@ class Peer:
                 return await worker.call(verb, call.argument)
             case _:
                 raise UsageError("There is no such call.", "localllm ps")
-
-
-def entry_to_wire(entry: ModelEntry) -> dict[str, Any]:
-    """Return what `ps` tells of a model, as builtins."""
-    return {
-        "name": entry.name,
-        "aliases": list(entry.aliases),
-        "path": str(entry.path),
-        "size_bytes": entry.size_bytes,
-        "state": entry.state.value,
-        "reason": entry.reason,
-        "is_pinned": entry.is_pinned,
-        "is_changed": entry.is_changed,
-        "n_requests": entry.n_requests,
-        "last_used_s": entry.last_used_s,
-        "pid": entry.pid,
-        "n_ctx": entry.model.get("n_ctx"),
-        "quant": entry.model.get("quant"),
-    }
-
-
-def differences(held: Mapping[str, Any], wished: Mapping[str, Any]) -> list[str]:
-    """Name the load settings that differ and change an answer: "ctx 512, not auto"."""
-    names = sorted((held.keys() | wished.keys()) - _IGNORED_SETTINGS)
-    return [
-        f"{name} {_spelled(held.get(name))}, not {_spelled(wished.get(name))}"
-        for name in names
-        if held.get(name) != wished.get(name)
-    ]
-
-
-def _spelled(value: Any) -> str:
-    return "auto" if value is None else str(value)
 
 
 def _holder(entries: list[ModelEntry], path: str) -> ModelEntry:

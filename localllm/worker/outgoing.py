@@ -13,13 +13,11 @@ import time
 from collections import deque
 from collections.abc import Iterable
 
-from localllm.runtime.events import Embedded, Event, Token
-from localllm.worker.protocol import Frame, Happened, WireEvent, event_to_wire, pack
+from localllm.runtime.events import Event
+from localllm.worker.protocol import Frame, Happened, WireEvent, event_bytes, event_to_wire, pack
 
 _FRAME_BYTES = 1 << 20  # about where events go on in a further frame: far below what a frame may be
 _TURN_BYTES = 1 << 18  # at most so much is written while others wait for the lock
-_EVENT_BYTES = 64
-_LOGPROB_BYTES = 48
 
 
 class Outgoing:
@@ -46,7 +44,7 @@ class Outgoing:
         wires, n_bytes = [], 0
         for event in batch:
             wires.append(event_to_wire(event))
-            n_bytes += _size_of(event)
+            n_bytes += event_bytes(event)
         with self._lock:
             if self._n_event_bytes > _FRAME_BYTES:
                 self._pack_events()
@@ -127,10 +125,3 @@ class Outgoing:
             waiter.poll()
             with self._lock:
                 self._send()
-
-
-def _size_of(event: Event) -> int:
-    """Return about how many bytes an event takes; what is small is not looked at."""
-    if isinstance(event, Token):
-        return _EVENT_BYTES + len(event.text) + sum(_LOGPROB_BYTES * (1 + len(p.top)) for p in event.logprobs)
-    return _EVENT_BYTES + (len(event.vector) if isinstance(event, Embedded) else 0)

@@ -41,6 +41,8 @@ KINDS: tuple[type[Any], ...] = (
 _INDEX = {kind: index for index, kind in enumerate(KINDS)}
 _NAMES = {kind: tuple(f.name for f in fields(kind)) for kind in KINDS}
 _TOKEN = _INDEX[events.Token]
+_EVENT_BYTES = 100
+_LOGPROB_BYTES = 150
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True, tag_field="frame"):
@@ -248,9 +250,19 @@ def failure(number: int, error: LocalLLMError) -> Failed:
     return Failed(number, event.code, event.message, event.hint, dict(event.details))
 
 
-def error_event(error: LocalLLMError) -> events.Error:
-    """Return the error as the event that ends a request."""
-    return told(error)
+def failure_event(frame: Failed) -> events.Error:
+    """Return what a failure tells as an event."""
+    return events.Error(frame.code, frame.message, frame.hint, details=frame.details)
+
+
+def event_bytes(event: Event) -> int:
+    """Return about how many bytes an event takes, held or on its way; what is small is not looked at."""
+    match event:
+        case events.Token():
+            return _EVENT_BYTES + len(event.text) + sum(_LOGPROB_BYTES * (1 + len(p.top)) for p in event.logprobs)
+        case events.Embedded():
+            return _EVENT_BYTES + len(event.vector)
+    return _EVENT_BYTES
 
 
 def _logprob_to_wire(logprob: events.TokenLogprob) -> list[Any]:

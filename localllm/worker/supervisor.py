@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable
 
 from localllm.errors import ModelNotFound, Unavailable
 from localllm.worker import eviction, naming
+from localllm.worker.event_stream import EventStream
 from localllm.worker.eviction import Held
 from localllm.worker.handle import StartProcess, Worker
 from localllm.worker.lifecycle import ModelEntry, ModelState, SupervisorSettings
-from localllm.worker.link import EventStream
 from localllm.worker.process import WorkerProcess
 from localllm.worker.unit import ModelUnit, Surroundings
 

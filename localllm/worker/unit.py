@@ -11,8 +11,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from localllm.errors import LocalLLMError, ModelNotFound, ModelRefused, NotEnoughMemory, Unavailable
+from localllm.models.system import resident_bytes
 from localllm.worker.description import config_to_wire, runtime_to_wire
-from localllm.worker.handle import Gone, StartProcess, Worker, resident_bytes
+from localllm.worker.handle import Gone, StartProcess, Worker
 from localllm.worker.lifecycle import (
     ModelEntry,
     ModelState,
@@ -22,7 +23,6 @@ from localllm.worker.lifecycle import (
     not_yet,
     resting_place,
 )
-from localllm.worker.link import STOPPED
 from localllm.worker.naming import Known
 from localllm.worker.poison import NATIVE_DEATHS, PoisonLedger
 from localllm.worker.protocol import Load
@@ -31,7 +31,7 @@ COOLDOWN_S = 5.0
 """After a load failed, requests get its error for so long before one of them tries again."""
 
 _USUAL_LOAD_S = 5.0
-_LOADER_CRASHES = frozenset((signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE))
+_LOADER_CRASHES = NATIVE_DEATHS | {signal.SIGILL, signal.SIGFPE}
 _AT_REST = (ModelState.UNLOADED, ModelState.FAILED, ModelState.REFUSED)
 
 
@@ -170,8 +170,7 @@ class ModelUnit:
     async def _stop(self, error: LocalLLMError) -> None:
         worker, task = self._current, self._task
         if worker is not None:
-            worker.on_death = _ignore
-            worker.link.end(error, STOPPED)
+            worker.end(error)
         if task is not None:
             task.cancel()
             await asyncio.wait({task})
@@ -351,7 +350,3 @@ class ModelUnit:
 
     def _log_of_worker(self, level: str, text: str) -> None:
         self._around.log(level, f"{self.known.name}: {text}")
-
-
-def _ignore() -> None:
-    """It is stopped on purpose."""

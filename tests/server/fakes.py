@@ -24,11 +24,11 @@ from localllm.errors import LocalLLMError, ModelNotFound, Unavailable, UsageErro
 from localllm.runtime import events
 from localllm.runtime.events import Event
 from localllm.runtime.service import Service
+from localllm.runtime.stream import told
 from localllm.runtime.types import ChatRequest, CompletionRequest, Request
 from localllm.server.request_log import RequestLog
 from localllm.server.state import ServerSettings, ServerState
 from localllm.worker.lifecycle import ModelEntry, ModelState
-from localllm.worker.protocol import error_event
 from tests.fake_engine import FakeEngine, fake_service
 
 
@@ -99,7 +99,7 @@ class FakeWorker:
         stream = FakeStream(request.request_id, source.cancel)
         self.streams.append(stream)
         if "submit" in self.fails:
-            stream.put([error_event(self.fails["submit"])])
+            stream.put([told(self.fails["submit"])])
         else:
             threading.Thread(target=source.pump, args=(request, stream), daemon=True).start()
         return stream
@@ -170,7 +170,7 @@ class _Source:
         try:
             source = self._service.submit(request)
         except LocalLLMError as error:
-            stream.put_from_thread([error_event(error)])
+            stream.put_from_thread([told(error)])
             return
         with self._lock:
             self._stream = source

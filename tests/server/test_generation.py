@@ -24,9 +24,9 @@ from localllm.errors import (
 )
 from localllm.runtime import events
 from localllm.runtime.events import Event
+from localllm.runtime.stream import told
 from localllm.runtime.types import Request
 from localllm.server.state import Limits, ServerSettings, draining
-from localllm.worker.protocol import error_event
 from tests.fake_engine import FakeEngine, fake_service
 from tests.server.fakes import (
     FakeStream,
@@ -177,7 +177,7 @@ def test_an_error_before_the_first_token_is_a_plain_one(
     with manual() as server:
         client = server.ask(stream=stream)
         server.put(*before)
-        server.put(error_event(error))
+        server.put(told(error))
         received = client.read_until(b"}}")
         assert client.status == status
         assert b"application/json" in received
@@ -191,7 +191,7 @@ def test_an_error_after_the_first_token_is_the_streams_last_event() -> None:
         client = server.ask(stream=True)
         server.put(ADMITTED, token("a"))
         client.read_until(b'"a"')
-        server.put(token("b"), error_event(WorkerDied("The process died.")))
+        server.put(token("b"), told(WorkerDied("The process died.")))
         received = client.read_until(b'"code":"worker_died"', b"\r\n0\r\n\r\n")
         assert b'"b"' in received
         assert b"[DONE]" not in received
@@ -204,7 +204,7 @@ def test_an_error_in_the_middle_of_a_whole_answer_is_a_plain_one() -> None:
     with manual() as server:
         client = server.ask()
         server.put(ADMITTED, token("a"), token("b"))
-        server.put(error_event(WorkerDied("The process died.")))
+        server.put(told(WorkerDied("The process died.")))
         client.read_until(b"worker_died")
         assert client.status == 503
 
@@ -237,7 +237,7 @@ def test_after_long_prefill_headers_go_out_and_an_error_is_an_event() -> None:
         client = server.ask(stream=True)
         server.put(QUEUED, ADMITTED)
         client.read_until(b"text/event-stream", b": still at work")
-        server.put(error_event(WorkerDied("The process died.")))
+        server.put(told(WorkerDied("The process died.")))
         client.read_until(b"worker_died", b"\r\n0\r\n\r\n")
         assert client.status == 200
 

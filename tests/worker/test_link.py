@@ -16,7 +16,8 @@ from localllm.runtime import events
 from localllm.runtime.events import Event
 from localllm.runtime.types import CompletionRequest
 from localllm.worker import protocol
-from localllm.worker.link import MAX_UNSENT_BYTES, STOPPED, EventStream, Link
+from localllm.worker.event_stream import EventStream
+from localllm.worker.link import MAX_UNSENT_BYTES, STOPPED, Link
 from tests.worker.asynchronous import run
 from tests.worker.stand_in import happened, rubbish
 

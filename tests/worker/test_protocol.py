@@ -87,6 +87,6 @@ def test_what_is_no_event_is_refused(wire: list[object]) -> None:
 
 def test_an_error_travels_with_its_numbers_alone() -> None:
     error = ContextOverflow("Too long.", "shorten it", n_ctx=5, largest=lambda: 3)
-    assert protocol.error_event(error) == events.Error(
+    assert protocol.failure_event(protocol.failure(3, error)) == events.Error(
         "context_length_exceeded", "Too long.", "shorten it", details={"n_ctx": 5}
     )
