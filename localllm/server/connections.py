@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from email.utils import formatdate
-from typing import Final
+from typing import Final, Protocol
 
 import h11
 import msgspec
@@ -28,27 +28,40 @@ _BUFFER_BYTES: Final = 64 * 1024
 _LOOK_EVERY_S: Final = 1.0
 
 
+class Droppable(Protocol):
+    """A connection that is counted while it is incomplete."""
+
+    def drop(self) -> None:
+        """Close it, as soon as it owes no answer."""
+        ...
+
+
 class Gate:
     """Knows the connections without a complete request, oldest first, and drops those beyond the limit."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self._incomplete: dict[Connection, None] = {}
+        self._incomplete: dict[Droppable, None] = {}
         self._date_s = 0.0
 
     def __len__(self) -> int:
         return len(self._incomplete)
 
-    def waits(self, connection: Connection) -> None:
+    def waits(self, connection: Droppable) -> None:
         """Count a connection that waits for a request, from now on."""
         self._incomplete.pop(connection, None)
         self._incomplete[connection] = None
         if len(self._incomplete) > self.limits.n_incomplete:
             next(iter(self._incomplete)).drop()
 
-    def leaves(self, connection: Connection) -> None:
+    def leaves(self, connection: Droppable) -> None:
         """Count it no more: its request is complete, or it is gone. Idempotent."""
         self._incomplete.pop(connection, None)
+
+    def drop_all(self) -> None:
+        """Close every connection that waits."""
+        for connection in list(self._incomplete):
+            connection.drop()
 
     def update_date(self, connections: Connections) -> None:
         """Keep the Date header right to the second, without a timer."""
@@ -112,10 +125,10 @@ class Connection(H11Protocol):
     def drop(self) -> None:
         """Close: at once, or as soon as the answer before is out."""
         self._gate.leaves(self)
-        if self.transport.get_write_buffer_size():
-            self.transport.close()
-        else:
+        if not self._unsent_bytes():
             self.transport.abort()
+        elif not self.transport.is_closing():
+            self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP with a JSON error, and close; only close where an answer is under way."""
@@ -178,6 +191,12 @@ class Connection(H11Protocol):
             self.transport.abort()
             return
         self._stall_timer = self.loop.call_later(_LOOK_EVERY_S, self._check_reader)
+
+    def _unsent_bytes(self) -> int:
+        try:
+            return self.transport.get_write_buffer_size()
+        except AttributeError:  # TLS that was closed twice: its transport has let go of everything
+            return 0
 
     def _backlog(self) -> int:
         """Return the bytes that the one who answers holds for this reader."""

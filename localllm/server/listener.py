@@ -13,6 +13,7 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState as Connections
 
 from localllm.server.connections import Connection, Gate
+from localllm.server.handshake import Handshake
 from localllm.server.state import ServerState
 
 _BACKLOG: Final = 256
@@ -53,9 +54,14 @@ class Listener:
         def connection() -> Connection:
             return Connection(self._config, self._connections, self._gate, loop)
 
+        context = self._config.ssl
+
+        def accepted() -> asyncio.Protocol:
+            return connection() if context is None else Handshake(self._gate, context, connection)
+
         for sock in sockets:
             sock.setblocking(False)
-            server = await loop.create_server(connection, sock=sock, ssl=self._config.ssl, backlog=_BACKLOG)
+            server = await loop.create_server(accepted, sock=sock, backlog=_BACKLOG)
             self._servers.append(server)
 
     @property
@@ -85,6 +91,7 @@ class Listener:
             task.cancel()
         if tasks:
             await asyncio.wait(set(tasks), timeout=_LAST_WORDS_S)
+        self._gate.drop_all()
         for connection in list(self._connections.connections):
             _abort(connection)
         await asyncio.sleep(0)  # transports close in the loop's next turn
