@@ -98,7 +98,9 @@ class ChatTemplate:
         """
         taken = _RESERVED & kwargs.keys()
         if taken:
-            raise UsageError(f"The template argument {min(taken)!r} is set by the model itself.")
+            raise UsageError(
+                f"The template argument {min(taken)!r} is set by the model itself.", field="chat_template_kwargs"
+            )
         chat = prepare_messages(messages, arguments_as_text=self._arguments_as_text)
         variables = {
             **{name: prepare_value(value) for name, value in kwargs.items()},

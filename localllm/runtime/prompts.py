@@ -41,7 +41,9 @@ def encode_prompt(request: Request, model: ModelFacts, timeline: Timeline | None
         encoded = Encoded(_completion_ids(request, model.tokenizer), ())
     timeline.add("tokenise", time.perf_counter() - started_s)
     if not encoded.tokens:
-        raise UsageError("The prompt is empty, and this model has no token to begin a text with.", "give a prompt")
+        raise UsageError(
+            "The prompt is empty, and this model has no token to begin a text with.", "give a prompt", field="prompt"
+        )
     return encoded
 
 
@@ -66,7 +68,11 @@ def render_prompt(request: ChatRequest, model: ModelFacts) -> Rendered:
         raise chat_template.missing(model.name)
     taken = {"tools", "max_chars"} & request.template_kwargs.keys()
     if taken:
-        raise UsageError(f"The template argument {min(taken)!r} is a part of the request itself.", "rename it")
+        raise UsageError(
+            f"The template argument {min(taken)!r} is a part of the request itself.",
+            "rename it",
+            field="chat_template_kwargs",
+        )
     rendered = model.template.render(
         request.messages,
         tools=request.tools,

@@ -63,7 +63,7 @@ def error_body(error: LocalLLMError) -> dict[str, Any]:
         "error": {
             "message": _sentence(error),
             "type": _type(error.http_status),
-            "param": error.details.get("field"),
+            "param": _param(error),
             "code": error.code,
             **extra,
         }
@@ -95,6 +95,12 @@ def error_event(error: LocalLLMError) -> bytes:
 
 def _status(error: LocalLLMError) -> int:
     return error.http_status if 400 <= error.http_status <= 599 else 500
+
+
+def _param(error: LocalLLMError) -> object:
+    """Return the field that is to blame; of a conversation, at least the message."""
+    index = error.details.get("message_index")
+    return error.details.get("field") or (f"messages[{index}]" if isinstance(index, int) else None)
 
 
 def _type(status: int) -> str:

@@ -46,9 +46,18 @@ class CompletionLogprobs:
             told["token_logprobs"].append(_finite(token.logprob))
             best = {spelled(other.raw): _finite(other.logprob) for other in token.top}
             told["top_logprobs"].append(best | {spelled(token.raw): _finite(token.logprob)})
-            told["text_offset"].append(self._n_chars)
-            self._n_chars += len(self._decoder.decode(token.raw))
+            told["text_offset"].append(self._start_of(token.raw))
         return told
+
+    def _start_of(self, raw: bytes) -> int:
+        """Return the character in which the next token begins, and count its own.
+
+        One begun before, which the token does not go on with, turns out to be a replacement of its own.
+        """
+        begun = self._decoder.getstate()[0] + raw[:1]
+        start = self._n_chars + max(0, len(begun.decode("utf-8", "replace")) - 1)
+        self._n_chars += len(self._decoder.decode(raw))
+        return start
 
 
 def spelled(raw: bytes) -> str:

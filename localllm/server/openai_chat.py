@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from localllm.errors import UsageError
 from localllm.runtime.stream import Answer, Choice
-from localllm.runtime.types import ChatRequest
+from localllm.runtime.types import MAX_TOP_LOGPROBS, ChatRequest
 from localllm.server import body, generation, logprobs, options
 from localllm.server.answers import Costs, Identity, whole_body
 from localllm.server.sse import ChatChunks
@@ -65,13 +65,10 @@ def _request(asked: ChatBody, scope: Scope) -> ChatRequest:
     check_messages(asked.messages)
     _check_tool_choice(asked.tool_choice)
     record = record_of(scope)
-    limits = {limit for limit in (asked.max_tokens, asked.max_completion_tokens) if limit is not None}
-    if len(limits) > 1:
-        raise UsageError("max_tokens and max_completion_tokens disagree.", "send one of them", field="max_tokens")
     return ChatRequest(
         messages=tuple(asked.messages),
         options=options.generation_options(
-            asked, max_tokens=next(iter(limits), None), logprobs=_n_logprobs(asked), client=record.client
+            asked, max_tokens=_limit(asked), logprobs=_n_logprobs(asked), client=record.client
         ),
         tools=tuple(asked.tools or ()),
         template_kwargs=asked.chat_template_kwargs or {},
@@ -79,9 +76,23 @@ def _request(asked: ChatBody, scope: Scope) -> ChatRequest:
     )
 
 
+def _limit(asked: ChatBody) -> int | None:
+    """Return the most tokens that are wanted, by either name; a wrong one is refused by the name it came under."""
+    limits = {limit for limit in (asked.max_tokens, asked.max_completion_tokens) if limit is not None}
+    if len(limits) > 1:
+        raise UsageError("max_tokens and max_completion_tokens disagree.", "send one of them", field="max_tokens")
+    limit = next(iter(limits), None)
+    if limit is not None and limit != options.ANY:
+        name = "max_completion_tokens" if asked.max_tokens is None else "max_tokens"
+        options.check_whole(name, limit, 1)
+    return limit
+
+
 def _n_logprobs(asked: ChatBody) -> int | None:
     if asked.logprobs:
-        return asked.top_logprobs or 0
+        n_best = asked.top_logprobs or 0
+        options.check_whole("top_logprobs", n_best, 0, MAX_TOP_LOGPROBS)
+        return n_best
     if asked.top_logprobs:
         raise UsageError("top_logprobs needs logprobs.", 'send "logprobs": true', field="top_logprobs")
     return None
@@ -104,6 +115,21 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
                 "send a text",
                 field=f"messages[{i}].content",
             )
+        _check_calls(message.get("tool_calls"), f"messages[{i}].tool_calls")
+        for name in ("name", "tool_call_id"):
+            if not isinstance(message.get(name), str | None):
+                raise UsageError(f"The {name} of message {i} is no text.", "send a text", field=f"messages[{i}].{name}")
+
+
+def _check_calls(calls: Any, where: str) -> None:
+    """Refuse what is no list of calls, whatever the template would make of it."""
+    if calls is None:
+        return
+    if not isinstance(calls, list):
+        raise UsageError("tool_calls of a message is no list.", "send the calls as a list", field=where)
+    for i, call in enumerate(calls):
+        if not isinstance(call, dict) or not isinstance(call.get("function", call), dict):
+            raise UsageError("A tool call of a message is no object.", "send what was answered", field=f"{where}[{i}]")
 
 
 def _check_part(part: Any, where: str) -> None:

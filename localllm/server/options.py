@@ -60,6 +60,8 @@ REFUSED: Final[Neutral] = {
 """Fields that would change the answer: the values that change nothing (null always), and what to do instead."""
 
 STREAM_OPTIONS: Final = frozenset(("include_usage", "include_obfuscation", "continuous_usage_stats"))
+ANY: Final = -1
+"""By this clients of llama.cpp say "no limit" and "any seed"."""
 _SAMPLING: Final = tuple(field.name for field in fields(Sampling))
 
 
@@ -86,15 +88,14 @@ def generation_options(
     answer is laid out before. Raises: UsageError for it.
     """
     n = 1 if body.n is None else body.n
-    if not 1 <= n <= MAX_CHOICES:
-        raise UsageError(f"n must be a whole number, 1 to {MAX_CHOICES}; got {n}.", "change n", field="n")
+    check_whole("n", n, 1, MAX_CHOICES)
     sampling = {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
     stop = body.stop if body.stop is not None else []
     return GenerationOptions(
-        max_tokens=_unless_minus_one(max_tokens),
+        max_tokens=_unless_any(max_tokens),
         min_tokens=body.min_tokens or 0,
         n=n,
-        seed=_unless_minus_one(body.seed),
+        seed=_unless_any(body.seed),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         sampling=sampling,
         logprobs=logprobs,
@@ -105,6 +106,13 @@ def generation_options(
     )
 
 
-def _unless_minus_one(value: int | None) -> int | None:
-    """Return None for -1, by which clients of llama.cpp say "no limit" and "any seed"."""
-    return None if value == -1 else value
+def check_whole(name: str, value: int, low: int, high: int | None = None) -> None:
+    """Raise UsageError, by its name on the wire, for a number beyond its range."""
+    if value >= low and (high is None or value <= high):
+        return
+    wanted = f"{low} or more" if high is None else f"{low} to {high}"
+    raise UsageError(f"{name} must be a whole number, {wanted}; got {value}.", f"change {name}", field=name)
+
+
+def _unless_any(value: int | None) -> int | None:
+    return None if value == ANY else value

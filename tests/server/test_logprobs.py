@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import pairwise
+
+import pytest
 
 from localllm.runtime.events import TokenLogprob
 from localllm.server.logprobs import LEAST, CompletionLogprobs, of_chat, spelled
@@ -33,6 +36,27 @@ def test_offsets_go_on_over_parts_and_start_where_told() -> None:
     second = told.of([TokenLogprob(3, FOX[2:], -1.0), TokenLogprob(4, b"c", -1.0)])
     assert first["text_offset"] == [10, 12]
     assert second["text_offset"] == [12, 13]
+
+
+@pytest.mark.parametrize("cuts", [(1,), (2, 5), (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12)])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"a\xf0\x9fb\xc3\xa9\xf0\xf0\x9f\xa6\x8az",
+        b"\xe2\x82\x80\x80x\xed\xa0\x80\xef\xbf\xbd!",
+        b"\xf0\x80\xf4\x90\xff\xc3(\xe2\x82\xe2\x82\xac",
+    ],
+)
+def test_an_offset_is_where_its_token_begins_in_the_text_also_after_broken_characters(
+    raw: bytes, cuts: tuple[int, ...]
+) -> None:
+    pieces = [raw[start:end] for start, end in pairwise((0, *cuts, len(raw))) if raw[start:end]]
+    told = CompletionLogprobs().of([TokenLogprob(1, piece, -1.0) for piece in pieces])
+    before = b""
+    for piece, offset in zip(pieces, told["text_offset"], strict=True):
+        begun = (before + piece[:1]).decode("utf-8", "replace")
+        assert offset == len(begun) - 1  # the last of these is the character that the token begins in
+        before += piece
 
 
 def test_tokens_that_look_alike_as_text_stay_apart() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from localllm.errors import QueueFull, Unavailable
+from localllm.errors import EngineError, Poisoned, QueueFull, Unavailable
 from localllm.runtime.types import ChatRequest
 from localllm.server.state import ServerSettings
 from tests.fake_engine import EOS, TEMPLATE, FakeEngine
@@ -219,7 +219,10 @@ def test_streamed_logprobs_are_those_of_the_whole(running: Running) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"logprobs": True, "top_logprobs": 21}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        ({"max_tokens": None, "max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"max_tokens": None, "max_completion_tokens": -2}, "max_completion_tokens"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"n": 0}, "n"),
         ({"n": 17}, "n"),
@@ -252,7 +255,8 @@ def test_streamed_logprobs_are_those_of_the_whole(running: Running) -> None:
         ({"audio": {"voice": "x", "format": "wav"}}, "audio"),
         ({"repetition_penalty": 1.2}, "repetition_penalty"),
         ({"stream": "yes"}, "stream"),
-        ({"chat_template_kwargs": {"messages": 1}}, None),
+        ({"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs"),
         ({"messages": []}, "messages"),
         ({"messages": None}, "messages"),
         ({"messages": "x"}, "messages"),
@@ -260,6 +264,11 @@ def test_streamed_logprobs_are_those_of_the_whole(running: Running) -> None:
         ({"messages": [{}]}, "messages[0].role"),
         ({"messages": [{"role": 1}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": "a", "name": 5}]}, "messages[0].name"),
+        ({"messages": [*HELLO, {"role": "tool", "content": "a", "tool_call_id": {}}]}, "messages[1].tool_call_id"),
+        ({"messages": [*HELLO, {"role": "assistant", "tool_calls": "x"}]}, "messages[1].tool_calls"),
+        ({"messages": [*HELLO, {"role": "assistant", "tool_calls": [1]}]}, "messages[1].tool_calls[0]"),
+        ({"messages": [*HELLO, {"role": "assistant", "tool_calls": [{"function": 1}]}]}, "messages[1].tool_calls[0]"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
             "messages[0].content[0]",
@@ -410,6 +419,8 @@ def test_errors_are_the_clients_typed_ones(client: openai.OpenAI) -> None:
     [
         (QueueFull("full", "later"), openai.RateLimitError, 3),
         (Unavailable("loading", retry_after_s=0.01, state="loading"), openai.InternalServerError, 3),
+        (EngineError("a step failed"), openai.InternalServerError, 1),
+        (Poisoned("it kills"), openai.UnprocessableEntityError, 1),
     ],
 )
 def test_the_client_tries_again_when_that_helps(error: Any, kind: type[Exception], n_tries: int) -> None:
