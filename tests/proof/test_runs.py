@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from proof import canary, load_run
-from proof.faults import Part, run_part
+from proof.fault_run import Part
+from proof.faults import run_part
 from proof.processes import context_switches, cpu_s, usage
 from proof.serving import Serving, alive, fake_engine, get
 
