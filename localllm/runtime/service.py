@@ -218,7 +218,7 @@ class Service:
         with self._admission:
             n_on_their_way = self._n_submitted - self._scheduler.n_received
             if n_on_their_way + self._scheduler.n_waiting >= self._config.max_waiting:
-                raise QueueFull(f"{self._config.max_waiting} requests are waiting already.", "try again in a moment")
+                raise QueueFull(f"The queue is full ({self._config.max_waiting} waiting).", "try again in a moment")
             self._n_submitted += 1
             self._preparing[sink] = False
 

@@ -26,8 +26,8 @@ def test_rows_that_decode_count_in_the_time_between_two_tokens() -> None:
     assert _policy().prefill_rows(8, 0) == 128 - 8
 
 
-def test_a_chunk_beside_slow_sequences_is_the_floor_or_a_quarter_of_the_step() -> None:
-    """Whichever is more; the target yields to it, and that is counted."""
+def test_a_chunk_beside_slow_sequences_is_the_floor_or_a_quarter_of_the_step_and_little_more_in_time() -> None:
+    """Whichever is more, and half as much again; the target yields to it, and that is counted."""
     for decode_s, expected in ((0.25, 32), (0.36, 128)):
         cost, stats = StepCost(), RuntimeStats()
         cost.observe(1, 0, decode_s)
@@ -35,8 +35,17 @@ def test_a_chunk_beside_slow_sequences_is_the_floor_or_a_quarter_of_the_step() -
             cost.observe(n_rows, 0, decode_s + (n_rows - 1) * 0.0009)
         policy = ChunkPolicy(SPEC, RuntimeConfig(itl_target_s=0.2), cost, stats)
         assert policy.prefill_rows(1, 0) + 1 >= expected
-        assert policy.prefill_rows(1, 0) <= max(32, decode_s / 3 / 0.0009)
+        floor_s = decode_s + max(32 * 0.0009, decode_s / 3)
+        assert decode_s + policy.prefill_rows(1, 0) * 0.0009 <= 1.5 * floor_s
         assert stats.n_floor_chunks == 2
+
+
+def test_a_chunk_beyond_the_target_is_as_long_as_its_rows_get_cheaper() -> None:
+    for cost_of_64_s, expected in ((0.46, 64), (0.73, 32)):  # rows computed 64 at once are cheaper; or are not
+        cost = StepCost()
+        for n_rows, elapsed_s in ((1, 0.018), (8, 0.064), (16, 0.194), (32, 0.365), (64, cost_of_64_s), (128, 0.9)):
+            cost.observe(n_rows, 0, elapsed_s)
+        assert ChunkPolicy(SPEC, RuntimeConfig(itl_target_s=0.2), cost, RuntimeStats()).prefill_rows(8, 0) == expected
 
 
 def test_each_client_has_a_part_of_a_step_and_the_oldest_what_is_left() -> None:
