@@ -45,9 +45,10 @@ class Security:
     def check(self, scope: Scope) -> Headers:
         """Return the headers to add to the answer (those of CORS, where an origin was allowed).
 
-        Raises: HttpRefusal (401, 403, 415, 431), before anything of the body is read; Preflight.
+        Raises: HttpRefusal (400, 401, 403, 415, 431), before anything of the body is read; Preflight.
         """
         _check_size(scope, self._header_bytes)
+        _check_framing(scope)
         self._check_host(scope)
         origin = self._check_origin(scope)
         allowed = _allowing(origin) if origin is not None else []
@@ -84,8 +85,8 @@ class Security:
             scheme, _, host = origin.partition("://")
             is_own = scheme in ("http", "https") and host.encode("latin-1") == _one(scope, b"host")
         else:
-            is_own = not origins and _one(scope, b"sec-fetch-site") != b"cross-site"
-        if not is_own:
+            is_own = not origins
+        if not is_own or _one(scope, b"sec-fetch-site") == b"cross-site":
             raise HttpRefusal(
                 403,
                 "origin_refused",
@@ -139,6 +140,13 @@ def _check_size(scope: Scope, limit_bytes: int) -> None:
     n_bytes += sum(len(name) + len(value) for name, value in scope["headers"])
     if n_bytes > limit_bytes or len(scope["headers"]) > _MAX_HEADERS:
         raise HttpRefusal(431, "headers_too_large", "The headers of the request are too large.", "send fewer")
+
+
+def _check_framing(scope: Scope) -> None:
+    """Refuse a body whose end two parties could see in different places. Source: RFC 9112, 6.1."""
+    names = {name for name, _ in scope["headers"]}
+    if b"transfer-encoding" in names and (b"content-length" in names or scope["http_version"] == "1.0"):
+        raise HttpRefusal(400, "bad_http", "The length of the body is told in two ways.", "send one content-length")
 
 
 def _check_content(scope: Scope) -> None:

@@ -122,6 +122,27 @@ def test_further_names_are_those_that_were_given() -> None:
             assert status_of(raw(running, with_host("GET", "/livez", host.encode()))) == status, host
 
 
+@pytest.mark.parametrize(
+    ("http", "length"), [(b"1.1", b"content-length: 4\r\n"), (b"1.0", b"connection: keep-alive\r\n")]
+)
+def test_a_body_whose_length_is_told_in_two_ways_ends_the_connection(
+    running: Running, http: bytes, length: bytes
+) -> None:
+    host = b"host: localhost:%d\r\n" % running.port
+    line = b"POST /v1/chat/completions HTTP/" + http + b"\r\ncontent-type: application/json\r\n"
+    body = b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(CHAT), CHAT)
+    hidden = b"GET /livez HTTP/1.1\r\n" + host + b"connection: close\r\n\r\n"
+    answer = raw(running, line + host + length + body + hidden)
+    assert status_of(answer) == 400
+    assert answer.count(b"HTTP/1.1 ") == 1
+
+
+def test_an_own_origin_is_not_believed_where_the_browser_says_cross_site(running: Running) -> None:
+    own = {"origin": f"http://localhost:{running.port}", "host": f"localhost:{running.port}"}
+    assert running.post("/v1/chat/completions", CHAT, own).status == 200
+    assert running.post("/v1/chat/completions", CHAT, {**own, "sec-fetch-site": "cross-site"}).status == 403
+
+
 FORGED = [
     {"origin": "https://evil.test"},
     {"origin": "null"},
