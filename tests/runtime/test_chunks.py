@@ -127,3 +127,10 @@ def test_a_choice_that_fails_takes_the_others_of_its_request_with_it_and_nobody_
     bench.run()
     assert [e.code for e in bad if type(e).__name__ == "Error"] == ["engine_error"]
     assert collect(good).choices[0].ids == truth([65] * 20)
+
+
+def test_no_row_is_left_for_a_chunk_beside_as_many_as_the_engine_takes() -> None:
+    cost = StepCost()
+    cost.observe(1, 0, 1.0)
+    policy = ChunkPolicy(SPEC, RuntimeConfig(), cost, RuntimeStats())
+    assert policy.prefill_rows(SPEC.max_batch_tokens, 0) == 0
