@@ -26,10 +26,11 @@ from localllm.runtime.engine import Edit, EditResult, EngineSpec
 from localllm.runtime.hooks import nothing_to_send
 from localllm.runtime.metrics import RuntimeStats
 from localllm.runtime.plan import PlannedItem, StepPlan
+from localllm.runtime.readers import Readers
 from localllm.runtime.room import Room
 from localllm.runtime.rows import RowPlanner
 from localllm.runtime.sequence import Embedding, Phase, RequestRun, Sequence
-from localllm.runtime.stream import EventSink, told
+from localllm.runtime.stream import EventSink
 
 
 class Scheduler:
@@ -51,9 +52,7 @@ class Scheduler:
         self._admission = Admission(spec, config, self._room, self._embeds, self.stats)
         self._waiting = self._admission.waiting
         self._running: list[Sequence] = []  # in order of admission
-        self._published = published
-        self._has_news = False
-        self._runs: dict[EventSink, RequestRun] = {}  # by identity: a request may be submitted twice
+        self._readers = Readers(published)
         self._ended: list[Sequence] = []
         self.n_received = 0  # requests ever submitted; written here, read by any thread
         self._newly_seated: list[Sequence] = []
@@ -76,7 +75,7 @@ class Scheduler:
 
     def submit(self, run: RequestRun) -> None:
         """Queue every choice of a request, or its texts to embed."""
-        self._runs[run.stream] = run
+        self._readers.add(run)
         run.outbox.append(events.Queued(run.request_id, self._waiting.n_requests))
         for sequence in run.sequences:
             self._waiting.push(sequence)
@@ -87,7 +86,7 @@ class Scheduler:
 
     def cancel(self, sink: EventSink) -> None:
         """End what is left of a sink's request; unknown or ended ones are ignored."""
-        run = self._runs.get(sink)
+        run = self._readers.run_of(sink)
         if run is not None:
             for sequence in run.sequences:
                 self._end(sequence, "cancelled")
@@ -158,7 +157,7 @@ class Scheduler:
     def fail_request(self, run: RequestRun, error: LocalLLMError) -> None:
         """End one request with an error; its slots are cleared. Idempotent."""
         self._fail_run(run, error)
-        self._send()
+        self._readers.send()
 
     def fail_all(self, error: LocalLLMError) -> None:
         """End every request with an error."""
@@ -167,12 +166,7 @@ class Scheduler:
 
     def tell_all(self, error: LocalLLMError) -> list[RequestRun]:
         """Tell every request that it failed, and return them; the books stay as they are (they may be broken)."""
-        runs = list(self._runs.values())
-        self._runs.clear()
-        for run in runs:
-            self._tell(run, error)
-        self._send()
-        return runs
+        return self._readers.fail_all(error)
 
     def take_ended(self) -> list[Sequence]:
         """Hand over the sequences that ended, whatever the reason, since the last call."""
@@ -298,27 +292,12 @@ class Scheduler:
 
     def _publish(self) -> None:
         """Flush events to the readers, forget requests that ended, refresh the gauges."""
-        for run in [run for run in self._runs.values() if run.outbox]:
-            self._has_news |= run.flush()
-            if run.is_finished:
-                del self._runs[run.stream]
-        self._send()
+        self._readers.publish()
         stats = self.stats
         stats.n_running = len(self._running) + (self._embeds.sitter is not None)
         stats.n_waiting = len(self._waiting)
         stats.n_retained_slots, stats.used_cells = self._room.slots.n_retained, self._room.slots.used_cells
 
     def _fail_run(self, run: RequestRun, error: LocalLLMError) -> None:
-        if self._runs.pop(run.stream, None) is not None:
-            self._tell(run, error)
+        if self._readers.fail(run, error):
             self._release(run)
-
-    def _tell(self, run: RequestRun, error: LocalLLMError) -> None:
-        run.outbox = [told(error)]
-        self._has_news |= run.flush()
-
-    def _send(self) -> None:
-        """Let whoever collects the events of a step know that they are complete."""
-        if self._has_news:
-            self._has_news = False
-            self._published()

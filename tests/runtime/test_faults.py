@@ -70,7 +70,7 @@ def _check_books(bench: Bench) -> None:
     bench.step()
     bench.step()
     scheduler, room = bench.scheduler, bench.scheduler._room
-    assert not scheduler._runs
+    assert not scheduler._readers._runs
     assert not room._tenants
     assert not scheduler._waiting._tickets
     assert not scheduler._waiting.n_requests

@@ -126,7 +126,7 @@ def test_threads_that_read_cancel_leave_and_close_at_random_get_one_end_each(see
         assert isinstance(told[-1], (Done, Error))
     assert engine.closed
     assert engine.broken == []
-    assert not service._scheduler._runs
+    assert not service._scheduler._readers._runs
     assert service._scheduler.n_waiting == 0
     assert not service._loop._thread.is_alive()
 
