@@ -156,8 +156,9 @@ def _context(
     trained = room.info.n_ctx_train
     if wishes.ctx is not None:
         if 0 < trained * wishes.parallel < wishes.ctx:
+            times = f"{wishes.parallel} times " if wishes.parallel > 1 else ""
             raise UsageError(
-                f"--ctx {wishes.ctx} is beyond the {trained} tokens that {room.info.name} was trained for.",
+                f"--ctx {wishes.ctx} is beyond {times}the {trained} tokens that {room.info.name} was trained for.",
                 f"--ctx {trained * wishes.parallel}",
             )
         return wishes.ctx, ()

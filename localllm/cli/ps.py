@@ -27,6 +27,11 @@ def ps(json: Json = False) -> None:
         Notes().say("no server of yours is running (localllm serve)")
         return
     Answer().write(_table(servers))
+    notes = Notes()
+    for server in servers:
+        for model in server["models"]:
+            if why := _why(model):
+                notes.say(f"{model['name']} at {server['url']}: {why}")
 
 
 def _ask(record: ServerRecord) -> dict[str, Any]:
@@ -60,7 +65,7 @@ def _table(servers: list[dict[str, Any]]) -> str:
             rows.append(
                 (
                     model["name"],
-                    _state(model),
+                    model["state"],
                     size(model["size_bytes"]),
                     str(model["n_requests"]),
                     _ago(model["last_used_s"]),
@@ -75,9 +80,9 @@ def _table(servers: list[dict[str, Any]]) -> str:
     return table(("MODEL", "STATE", "SIZE", "REQUESTS", "LAST USED", "PID", "SERVER"), rows, frozenset((2, 3)))
 
 
-def _state(model: dict[str, Any]) -> str:
-    why = model["reason"] or ("its file has changed since" if model["is_changed"] else "")
-    return f"{model['state']}: {why}" if why else str(model["state"])
+def _why(model: dict[str, Any]) -> str:
+    """Return why a model is not as it should be; "" where it is. Too long for the table."""
+    return str(model["reason"] or ("its file has changed since it was loaded" if model["is_changed"] else ""))
 
 
 def _ago(moment_s: float) -> str:

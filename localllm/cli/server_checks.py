@@ -79,16 +79,25 @@ def at_work(server: Examined) -> Iterator[Row]:
         if reply.status == 200:
             yield name, "yes", "ok", ""
         else:
-            yield name, f"no: {reply.problem}", "note", "localllm ps"
+            yield (
+                _not_told(server, name, reply)
+                if reply.status == 401
+                else (name, f"no: {reply.problem}", "note", "localllm ps")
+            )
     reply = server.client.ask("GET", "/v1/models")
     if reply.status != 200:
-        advice = "" if server.has_key else "--api-key-file FILE, or LOCALLLM_API_KEY"
-        yield "models", f"not told: {reply.problem}", "note", advice
+        yield _not_told(server, "models", reply)
         return
     body = reply.json
     listed = body.get("data") if isinstance(body, dict) else None
     names = [str(model.get("id")) for model in listed if isinstance(model, dict)] if isinstance(listed, list) else []
     yield "models", ", ".join(names) or "none", "ok", ""
+
+
+def _not_told(server: Examined, name: str, reply: Reply) -> Row:
+    if reply.status == 401 and not server.has_key:
+        return name, "not told without the key", "note", "--api-key-file FILE, or LOCALLLM_API_KEY"
+    return name, f"not told: {reply.problem}", "note", ""
 
 
 def reach(server: Examined) -> Iterator[Row]:
@@ -192,6 +201,8 @@ def _refused(name: str, ask: Callable[[], Reply], *wanted: int) -> Row:
         status = ask().status
     except ServerUnreachable as error:
         return name, f"not answered: {error.message}", "note", ""
+    if status == 401:  # before anything else is looked at
+        return name, "refused: HTTP 401, without the key", "ok", ""
     if status in wanted:
         return name, f"refused: HTTP {status}", "ok", ""
     expected = " or ".join(map(str, wanted))

@@ -13,6 +13,12 @@ from localllm.models.sources import caches, local
 from localllm.models.sources.caches import CachedModel
 from localllm.models.store import Store, StoredModel
 
+_MIN_PART = 3
+"""Letters from which a part of a catalog name is taken as meant: `x` is in qwen3-next too."""
+
+_ALIKE = 0.75
+"""How alike two names are, of 1, where the one is taken as the other misspelt."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
@@ -113,11 +119,25 @@ def _by_name(text: str, store: Store) -> ModelFile:
             f"no stored model is called {text!r}, but a file or folder here is",
             pasteable("localllm", "run", f"./{text}"),
         )
-    aliases = [entry.alias for entry in catalog.CATALOG if filenames.folded(text) in entry.alias]
-    if aliases:
-        raise ModelNotFound(f"no model here is called {text!r}", f"localllm pull {aliases[0]}")
-    hint = pasteable("localllm", "pull", f"hf:{text}") if text.count("/") == 1 and " " not in text else "localllm ls"
-    raise ModelNotFound(f"no model here is called {text!r}", hint)
+    raise ModelNotFound(f"no model here is called {text!r}", _meant(text, store))
+
+
+def _meant(text: str, store: Store) -> str:
+    """Return the hint of a name that nothing has: pull what it is a part of, or name what is spelt like it."""
+    wanted = filenames.folded(text)
+    aliases = [entry.alias for entry in catalog.CATALOG]
+    partly = [alias for alias in aliases if alias.startswith(wanted)] or [
+        alias for alias in aliases if len(wanted) >= _MIN_PART and wanted in alias
+    ]
+    if partly:
+        return f"localllm pull {partly[0]}"
+    import difflib
+
+    stored = {filenames.folded(model.name): model.name for model in store.list()}
+    for close in difflib.get_close_matches(wanted, [*stored, *aliases], 1, _ALIKE):
+        return f"did you mean {stored[close]}?" if close in stored else f"localllm pull {close}"
+    is_repository = text.count("/") == 1 and " " not in text
+    return pasteable("localllm", "pull", f"hf:{text}") if is_repository else "localllm ls"
 
 
 def _choose_cached(models: Sequence[CachedModel], text: str) -> CachedModel | None:

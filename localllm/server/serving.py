@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from localllm.errors import UsageError
+from localllm.models.catalog import DEFAULT_ALIAS
 from localllm.server.app import create_app
 from localllm.server.binding import bind, url_of
 from localllm.server.listener import Listener
@@ -72,6 +73,8 @@ class _Run:
             await local.start(url)
             await _start(listener, self._sockets)
             _announce(state, url)
+            if not self._supervisor_settings.models:
+                log.note("info", _without_models(bool(supervisor.entries())))
             await self._stopping.wait()
             await self._drain(state, local)
         finally:
@@ -126,6 +129,13 @@ def _announce(state: ServerState, url: str) -> None:
         state.log.note("info", f"listening on {url}")
     else:
         print(f"listening on {url}", file=sys.stderr, flush=True)
+
+
+def _without_models(has_stored: bool) -> str:
+    """Return what somebody who named no model may expect."""
+    if has_stored:
+        return "no model is loaded yet: a request loads the one it names (localllm ls)"
+    return f"there is no model here yet: localllm pull {DEFAULT_ALIAS}"
 
 
 def _log_failures(state: ServerState) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:

@@ -307,7 +307,8 @@ class ModelUnit:
         """Take in that the model cannot be loaded; return when to try again by itself, which is after a death only."""
         if self.state is ModelState.RESTARTING and isinstance(error, (NotEnoughMemory, Unavailable)):
             return self._died(error.message)
-        self._around.log("error", f"{self.known.name}: not loaded: {error.message}")
+        hint = f" Hint: {error.hint}" if error.hint else ""
+        self._around.log("error", f"{self.known.name}: not loaded: {error.message}{hint}")
         if isinstance(error, ModelRefused):
             self._refused_identity = self.known.identity()
         self._rest(*resting_place(error))

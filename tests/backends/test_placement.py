@@ -52,6 +52,9 @@ def test_a_short_trained_context_is_never_exceeded(dense: ModelInfo) -> None:
     with pytest.raises(UsageError, match="trained for") as refused:
         place(short, LAPTOP, LoadConfig(ctx=201))
     assert refused.value.hint == "--ctx 200"
+    with pytest.raises(UsageError, match="beyond 4 times the 200 tokens") as refused:
+        place(short, LAPTOP, LoadConfig(ctx=801, parallel=4))
+    assert refused.value.hint == "--ctx 800"
     assert place(dense, LAPTOP, LoadConfig(ctx=1000)).n_ctx == 1000
 
 

@@ -61,8 +61,10 @@ def test_a_key_is_asked_for_and_used(cli: Cli, tmp_path: Path) -> None:
         without = rows(cli("doctor", "--server", running.url, "--json"))
     assert with_key["models"] == ("ok", "fake")
     assert (with_key["key"], with_key["wrong key"]) == (("ok", "asked for"), ("ok", "HTTP 401"))
-    assert without["models"][0] == "note"
+    assert without["models"] == without["engines"] == ("note", "not told without the key")
     assert without["key"] == ("ok", "asked for")
+    assert without["deep body"] == ("ok", "refused: HTTP 401, without the key")
+    assert "wrong" not in {state for state, _ in (*with_key.values(), *without.values())}
     assert "/v1/models" not in with_key["without a key"][1]
 
 

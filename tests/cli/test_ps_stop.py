@@ -127,7 +127,7 @@ def test_a_server_is_served_listed_used_and_stopped(cli: Cli, opened: Opened, ti
         model.touch()
         changed = cli("run", str(model), "hi", "-n", "5", "--stats", "--raw")
         assert "does not hold that model" in changed.err
-        assert "its file has changed since" in cli("ps").out
+        assert "its file has changed since" in cli("ps").err
         stopped = cli("stop", "--json")
         assert (stopped.code, stopped.json()["pid"]) == (0, process.pid), stopped
         assert process.wait(5) == 0

@@ -153,6 +153,9 @@ def test_a_stored_model_is_found_by_name_part_or_reference(store: Store, here: P
         ("smollm2", "localllm pull smollm2:135m"),
         ("org/other", "localllm pull hf:org/other"),
         ("nothing", "localllm ls"),
+        ("x", "localllm ls"),
+        ("oss", "localllm pull gpt-oss:20b"),
+        ("smolm2:135m", "localllm pull smollm2:135m"),
         ("here-it-is", "localllm run ./here-it-is"),
     ],
 )
@@ -161,6 +164,17 @@ def test_what_is_not_here_comes_with_the_command_that_helps(store: Store, here: 
     with pytest.raises(ModelNotFound) as caught:
         resolve(text, store)
     assert caught.value.hint == hint
+
+
+def test_a_misspelt_name_is_told_from_the_right_one(store: Store, here: Path) -> None:
+    put(store, "org/Qwen3-4B:Q8_0", GGUF)
+    with pytest.raises(ModelNotFound) as caught:
+        resolve("org/Qwen-4B:Q8_0", store)
+    assert caught.value.hint == "did you mean org/Qwen3-4B:Q8_0?"
+    put(store, "smollm2:135m", GGUF)
+    with pytest.raises(ModelNotFound) as caught:
+        resolve("Smolm2:135m", store)
+    assert caught.value.hint == "did you mean smollm2:135m?"
 
 
 def test_several_that_fit_are_named(store: Store, here: Path) -> None:

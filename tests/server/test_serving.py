@@ -38,14 +38,17 @@ FAKE = {
 class Server:
     """One `localllm serve` with folders of its own, over a fake engine unless a model is given."""
 
-    def __init__(self, folder: Path, *arguments: str, model: Path | None = None, fake_engine: bool = True) -> None:
+    def __init__(
+        self, folder: Path, *arguments: str, model: Path | None = None, fake_engine: bool = True, is_named: bool = True
+    ) -> None:
         self.folder = folder
-        if model is None:
+        if model is None and is_named:
             model = folder / "model.gguf"
             model.write_bytes(b"GGUF: the fake engine reads nothing of it")
+        named = [] if model is None else [str(model)]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("LOCALLLM_")}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "localllm", "serve", str(model), "--port", "0", *arguments],
+            [sys.executable, "-m", "localllm", "serve", *named, "--port", "0", *arguments],
             cwd=folder,
             env={
                 **environment,
@@ -295,6 +298,23 @@ def test_an_idle_server_sleeps(start: Any) -> None:
     before = switches()
     time.sleep(2)
     assert switches() - before <= 10
+
+
+def test_without_a_model_it_says_where_one_comes_from(tmp_path: Path) -> None:
+    server = Server(tmp_path, is_named=False)
+    try:
+        wait_until(lambda: "there is no model here yet: localllm pull" in server.log, 30)
+    finally:
+        server.kill()
+
+
+def test_a_model_that_cannot_be_loaded_is_logged_with_the_way_out(tmp_path: Path, tiny: Path) -> None:
+    server = Server(tmp_path, "--ctx", "1000000", model=tiny / "llama-dense.gguf", fake_engine=False)
+    try:
+        wait_until(lambda: "not loaded" in server.log, 30)
+        assert re.search(r"trained for\. Hint: --ctx \d+$", server.log, re.MULTILINE), server.log
+    finally:
+        server.kill()
 
 
 def test_the_log_is_json_where_asked_for(start: Any) -> None:
