@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from localllm.errors import LocalLLMError, NotEnoughMemory
+from localllm.server import sse
 
 _TYPES: Final = {
     401: "authentication_error",
@@ -90,7 +91,7 @@ def error_response(error: LocalLLMError) -> Response:
 
 def error_event(error: LocalLLMError) -> bytes:
     """Return the server-sent event that ends a stream with `error`."""
-    return b"data: " + msgspec.json.encode(error_body(error)) + b"\n\n"
+    return b"data: " + sse.encode(error_body(error)) + b"\n\n"
 
 
 def _status(error: LocalLLMError) -> int:

@@ -17,7 +17,18 @@ HEADERS: Final = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 )
-_encode: Final = msgspec.json.Encoder().encode
+_json: Final = msgspec.json.Encoder().encode
+_BREAKS: Final = tuple((char.encode(), rb"\u%04x" % ord(char)) for char in "\x85\u2028\u2029")
+"""No ends of lines by the standard, but to clients that cut a stream with Unicode's rules."""
+
+
+def encode(value: object) -> bytes:
+    """Return JSON that is one line to every reader."""
+    data = _json(value)
+    if not data.isascii():
+        for char, escape in _BREAKS:
+            data = data.replace(char, escape)
+    return data
 
 
 def comment(text: str) -> bytes:
@@ -42,11 +53,11 @@ class Chunks:
         self._has_usage = has_usage
         self._n_prompt = self._n_completion = 0
         self._head = b'data: {"id":%b,"object":%b,"created":%d,"model":%b,"system_fingerprint":%b,"choices":[' % (
-            _encode(identity.id),
-            _encode(self.object),
+            encode(identity.id),
+            encode(self.object),
             identity.created_s,
-            _encode(identity.model),
-            _encode(identity.fingerprint),
+            encode(identity.model),
+            encode(identity.fingerprint),
         )
         self._tail = b'],"usage":null}\n\n' if has_usage else b"]}\n\n"
         self._starts = [b'%b{"index":%d,%b' % (self._head, i, self.before) for i in range(n_choices)]
@@ -64,13 +75,13 @@ class Chunks:
     def token(self, event: Token) -> bytes:
         """Return the chunk of a token; nothing while its text is held back and no more is to be told of it."""
         if not event.logprobs and not self._is_counting:
-            return self._starts[event.choice] + _encode(event.text) + self._whole_end if event.text else b""
+            return self._starts[event.choice] + encode(event.text) + self._whole_end if event.text else b""
         self._n_completion += len(event.ids)
-        told = _encode(self.logprobs(event.choice, event.logprobs)) if event.logprobs else b"null"
+        told = encode(self.logprobs(event.choice, event.logprobs)) if event.logprobs else b"null"
         if not event.text and not event.logprobs:
             return b""
         middle = self.after + b',"logprobs":' + told + b',"finish_reason":null}'
-        return self._starts[event.choice] + _encode(event.text) + middle + self._counted()
+        return self._starts[event.choice] + encode(event.text) + middle + self._counted()
 
     def finished(self, event: Finished) -> bytes:
         """Return the chunk that tells why a choice ended."""
@@ -92,15 +103,15 @@ class Chunks:
             "processed": event.done_tokens,
             "time_ms": round(elapsed_ms, 3),
         }
-        return self._head + b'],"prompt_progress":' + _encode(told) + b"}\n\n"
+        return self._head + b'],"prompt_progress":' + encode(told) + b"}\n\n"
 
     def costs(self, costs: Costs) -> bytes:
         """Return the last chunk: no choice, but what was asked for of usage and times."""
         parts = b""
         if self._has_usage:
-            parts += b',"usage":' + _encode(costs.usage_body())
+            parts += b',"usage":' + encode(costs.usage_body())
         if self._has_usage or costs.is_detailed:
-            return self._head + b"]" + parts + b',"timings":' + _encode(costs.timings_body()) + b"}\n\n"
+            return self._head + b"]" + parts + b',"timings":' + encode(costs.timings_body()) + b"}\n\n"
         return b""
 
     def _counted(self) -> bytes:
@@ -112,7 +123,7 @@ class Chunks:
             "completion_tokens": n_completion,
             "total_tokens": n_prompt + n_completion,
         }
-        return b'],"usage":' + _encode(usage) + b"}\n\n"
+        return b'],"usage":' + encode(usage) + b"}\n\n"
 
 
 class ChatChunks(Chunks):
@@ -127,7 +138,7 @@ class ChatChunks(Chunks):
         return b"".join(self._head + choice % i + self._tail for i in range(self._n_choices))
 
     def last_choice(self, event: Finished) -> bytes:
-        reason = _encode(event.reason)
+        reason = encode(event.reason)
         return b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":%b}' % (event.choice, reason)
 
     def logprobs(self, choice: int, entries: Sequence[TokenLogprob]) -> Mapping[str, Any]:
@@ -149,10 +160,10 @@ class CompletionChunks(Chunks):
         self._logprobs = [logprobs.CompletionLogprobs() for _ in range(n_choices)]
 
     def first(self) -> bytes:
-        return b"".join(self._starts[i] + _encode(text) + self._whole_end for i, text in enumerate(self._echo))
+        return b"".join(self._starts[i] + encode(text) + self._whole_end for i, text in enumerate(self._echo))
 
     def last_choice(self, event: Finished) -> bytes:
-        return b'{"index":%d,"text":"","logprobs":null,"finish_reason":%b}' % (event.choice, _encode(event.reason))
+        return b'{"index":%d,"text":"","logprobs":null,"finish_reason":%b}' % (event.choice, encode(event.reason))
 
     def logprobs(self, choice: int, entries: Sequence[TokenLogprob]) -> Mapping[str, Any]:
         return self._logprobs[choice].of(entries)

@@ -190,6 +190,6 @@ def test_no_field_of_a_chat_can_spell_a_control_token(field: str) -> None:
     with serving(fake_supervisor(engine, template=template)) as running:
         body = {**bodies[field], "max_tokens": 1}
         assert running.post("/v1/chat/completions", body).status == 200
-        ids = running.worker.service.prompt_tokens(running.worker.requests[-1])  # type: ignore[arg-type]
+        ids = running.worker.service.prompt_tokens(running.worker.requests[-1])
         assert evil.encode() in bytes(token for token in ids if token < 256).replace(b'\\"', b'"')
         assert [token for token in ids if token >= 256] == [256, *[258] * len(bodies[field]["messages"])]

@@ -15,11 +15,13 @@ CASES: Mapping[str, tuple[str, ...]] = {
         "runtime/test_detokenizer.py::test_every_split_of_a_text_gives_the_text_and_no_replacement",
         "runtime/test_service.py::test_a_character_cut_by_max_tokens_is_dropped_and_its_bytes_are_in_the_logprobs",
         "cases/test_command_line.py::test_b01_streamed_characters_are_whole_and_join_to_the_text",
+        "cases/test_http.py::test_b01_an_answer_cut_inside_a_character_ends_before_it",
     ),
     "B03": (
         "runtime/test_stop.py::test_every_split_gives_what_the_whole_text_gives",
         "runtime/test_stop.py::test_wrong_stops_are_refused",
         "cases/test_command_line.py::test_b03_stops_cut_before_the_earliest_match_and_lose_nothing",
+        "cases/test_http.py::test_b03_stops_cut_alike_whole_and_streamed",
     ),
     "B04": (
         "server/test_generation.py::test_an_error_before_the_first_token_is_a_plain_one",
@@ -34,6 +36,7 @@ CASES: Mapping[str, tuple[str, ...]] = {
     "B08": (
         "models/test_chat_template.py::test_a_template_refuses_in_its_own_words",
         "cases/test_command_line.py::test_b08_a_refused_system_message_is_exit_2_in_the_templates_words",
+        "cases/test_http.py::test_b08_what_a_template_refuses_is_a_400_in_its_words",
     ),
     "B09": (
         "models/test_chat_template.py::test_turns_are_neither_merged_nor_dropped",
@@ -44,17 +47,23 @@ CASES: Mapping[str, tuple[str, ...]] = {
         "models/test_chat_template.py::test_a_failing_template_says_line_and_message",
         "models/test_chat_template.py::test_null_fields_are_absent",
         "cases/test_command_line.py::test_b11_a_template_that_fails_is_a_sentence_with_its_line",
+        "cases/test_http.py::test_b11_a_template_that_fails_is_a_400_and_the_server_goes_on",
     ),
     "B12": (
         "runtime/test_prepare.py::test_a_prompt_is_never_cut",
         "cli/test_real_run.py::test_prompt_beyond_the_context_is_exit_5_with_both_numbers",
         "cases/test_command_line.py::test_b12_a_prompt_beyond_the_context_is_refused_whole",
+        "cases/test_http.py::test_b12_a_prompt_beyond_the_context_is_refused_with_its_numbers",
     ),
-    "B14": ("cases/test_library.py::test_b14_an_answer_without_limit_ends_when_its_context_is_full",),
+    "B14": (
+        "cases/test_library.py::test_b14_an_answer_without_limit_ends_when_its_context_is_full",
+        "cases/test_http.py::test_b14_an_answer_without_limit_fills_the_context_and_ends",
+    ),
     "B15": (
         "runtime/test_service.py::test_strict_prefix_of_a_cached_prompt_runs_its_last_token_again",
         "cases/test_command_line.py::test_b15_an_exact_repeat_is_answered_and_computes_its_last_token",
         "cases/test_library.py::test_b15_three_equal_prompts_are_answered_alike",
+        "cases/test_http.py::test_b15_repeats_of_a_prompt_are_answered_alike_and_as_if_cold",
     ),
     "B19": (
         "cli/test_show.py::test_quantised_kv_that_the_heads_do_not_divide_is_refused",
@@ -62,6 +71,7 @@ CASES: Mapping[str, tuple[str, ...]] = {
         "cases/test_command_line.py::test_b19_a_quantised_k_alone_needs_no_flash_attention",
     ),
     "B20": ("backends/llamacpp/test_kv_quality.py::test_q8_0_keeps_the_perplexity_of_f16_and_q4_0_does_not",),
+    "B21": ("cases/test_http.py::test_b21_equal_requests_at_once_have_one_answer_and_others_their_own",),
     "B23": (
         "cases/test_library.py::test_b23_greedy_is_the_argmax_of_the_raw_logits",
         "cases/test_library.py::test_b23_no_penalty_comes_unasked",
@@ -70,6 +80,7 @@ CASES: Mapping[str, tuple[str, ...]] = {
         "server/test_openai_chat.py::test_chat_logprobs_have_an_entry_a_token",
         "server/test_openai_chat.py::test_streamed_logprobs_are_those_of_the_whole",
         "server/test_openai_completions.py::test_completion_logprobs_have_the_older_shape",
+        "server/test_logprobs.py::test_an_offset_is_where_its_token_begins_in_the_text_also_after_broken_characters",
         "server/test_logprobs.py::test_minus_infinity_is_a_number_that_json_can_tell",
         "server/test_real.py::test_logprobs_are_those_of_the_tokens",
     ),
@@ -77,6 +88,7 @@ CASES: Mapping[str, tuple[str, ...]] = {
         "server/test_openai_chat.py::test_usage_is_streamed_only_when_asked_for",
         "server/test_openai_chat.py::test_usage_of_a_stream_equals_that_of_the_whole",
         "server/test_real.py::test_a_stream_is_the_whole_answer_with_equal_usage",
+        "cases/test_http.py::test_b29_an_empty_answer_is_a_whole_one",
     ),
     "B30": ("server/test_openai_chat.py::test_empty_turns_are_turns",),
     "B32": (

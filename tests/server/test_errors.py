@@ -73,3 +73,9 @@ def test_an_error_event_is_one_that_clients_raise_on() -> None:
     assert event.startswith(b'data: {"error":{')
     assert event.endswith(b"}}\n\n")
     assert event.count(b"\n") == 2
+
+
+def test_an_error_event_is_one_line_to_every_reader() -> None:
+    event = error_event(errors.TemplateError("a\u2028b\u2029c\x85d\ne")).decode()
+    assert len(event.splitlines()) == 2
+    assert json.loads(event.removeprefix("data: "))["error"]["message"] == "a\u2028b\u2029c\x85d\ne"

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from localllm.runtime import events
@@ -21,12 +21,14 @@ def parsed(data: bytes) -> list[Any]:
     return [json.loads(event.removeprefix(b"data: ")) for event in data.split(b"\n\n") if event]
 
 
+@example("a\u2028b\u2029c\x85d\x0be\x1cf", "\x85", False)
 @given(texts, texts, st.booleans())
 def test_any_text_and_any_name_make_one_event(text: str, name: str, has_usage: bool) -> None:
     for kind, read in ((ChatChunks, lambda c: c["delta"]["content"]), (CompletionChunks, lambda c: c["text"])):
         chunks: Chunks = kind(Identity("id", name, "fp"), 2, has_usage=has_usage, is_counting=False)
         data = chunks.token(events.Token(1, text, (1,)))
         assert data.count(b"\n") == 2
+        assert len(data.decode().splitlines()) == 2  # by Unicode's line ends too, as httpx cuts
         (chunk,) = parsed(data)
         assert read(chunk["choices"][0]) == text
         assert chunk["choices"][0]["index"] == 1
