@@ -9,7 +9,6 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -23,18 +22,6 @@ from localllm.server import embeddings
 from localllm.server.state import Limits, ServerSettings, draining
 from tests.fake_engine import BOS, N_EMBD, N_VOCAB, SPEC, FakeEngine, fake_embedding
 from tests.server.fakes import Running, fake_supervisor, serving, wait_until
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[Running]:
-    with serving() as server:
-        yield server
-
-
-@pytest.fixture
-def client(running: Running) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=running.url + "/v1", api_key="unused", max_retries=0) as client:
-        yield client
 
 
 def expected(tokens: list[int]) -> NDArray[np.float32]:

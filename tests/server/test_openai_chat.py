@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import openai
@@ -17,18 +17,6 @@ from tests.fake_engine import EOS, TEMPLATE, FakeEngine
 from tests.server.fakes import Running, fake_supervisor, serving, wait_until
 
 HELLO = [{"role": "user", "content": "hello"}]
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[Running]:
-    with serving() as server:
-        yield server
-
-
-@pytest.fixture
-def client(running: Running) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=running.url + "/v1", api_key="unused", max_retries=0) as client:
-        yield client
 
 
 def abc_and_end(tokens: Sequence[int]) -> int:

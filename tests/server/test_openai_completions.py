@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -12,18 +11,6 @@ from localllm.runtime.types import CompletionRequest
 from tests.byte_tokenizer import ByteTokenizer
 from tests.fake_engine import SPECIALS, FakeEngine
 from tests.server.fakes import Running, fake_supervisor, serving
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[Running]:
-    with serving() as server:
-        yield server
-
-
-@pytest.fixture
-def client(running: Running) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=running.url + "/v1", api_key="unused", max_retries=0) as client:
-        yield client
 
 
 def complete(running: Running, prompt: Any = "hello", **body: Any) -> Any:

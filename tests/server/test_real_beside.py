@@ -8,8 +8,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,20 +24,9 @@ N_EMBD = 576
 HELLO: Any = [{"role": "user", "content": "Name three colours."}]
 
 
-@pytest.fixture(scope="module")
-def server(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    flags = ("--ctx", "2048", "--parallel", "4", "--threads", "1", "--alias", "smol")
-    server = Server(tmp_path_factory.mktemp("beside"), *flags, model=smollm2, fake_engine=False)
-    try:
-        yield server.ready()
-    finally:
-        server.kill()
-
-
 @pytest.fixture
-def client(server: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="unused", max_retries=0) as client:
-        yield client
+def base_url(server: Server) -> str:
+    return f"http://127.0.0.1:{server.port}/v1"
 
 
 def get(server: Server, path: str) -> Reply:
