@@ -58,11 +58,6 @@ class Summary:
     e2e_ms: Distribution | None = None
     queue_ms: Distribution | None = None
 
-    @property
-    def n_improper(self) -> int:
-        """How many requests did not end in exactly one answer, error event, refusal or cancel."""
-        return sum(n for end, n in self.n_by_end.items() if not End(end).is_proper)
-
 
 def distribution(samples_ms: Sequence[float]) -> Distribution | None:
     """Return the distribution of `samples_ms`; None for none."""

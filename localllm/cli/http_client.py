@@ -96,10 +96,6 @@ class HttpClient:
             told = {name.lower(): value for name, value in response.getheaders()}
             return Reply(response.status, told, response.read(MAX_BODY_BYTES))
 
-    def post(self, path: str, value: Any) -> Reply:
-        """Send a JSON document and return the answer. Raises ServerUnreachable."""
-        return self.ask("POST", path, json.dumps(value).encode(), {"Content-Type": "application/json"})
-
     @contextmanager
     def stream(self, path: str, value: Any) -> Iterator[http.client.HTTPResponse]:
         """Send a JSON document; give the answer to be read line by line. Raises ServerUnreachable."""

@@ -90,17 +90,22 @@ class ChatChoice(msgspec.Struct, frozen=True):
     finish_reason: Literal["stop", "length"]
 
 
-class ChatAnswer(msgspec.Struct, frozen=True):
-    """A whole chat answer."""
+class WholeAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What every whole answer holds."""
 
     id: str
-    object: Literal["chat.completion"]
     created: int
     model: str
     system_fingerprint: str
-    choices: list[ChatChoice]
     usage: UsageBody
     timings: Timings
+
+
+class ChatAnswer(WholeAnswer, frozen=True, kw_only=True):
+    """A whole chat answer."""
+
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
@@ -121,17 +126,11 @@ class CompletionChoice(msgspec.Struct, frozen=True):
     finish_reason: Literal["stop", "length"]
 
 
-class CompletionAnswer(msgspec.Struct, frozen=True):
+class CompletionAnswer(WholeAnswer, frozen=True, kw_only=True):
     """A whole completion."""
 
-    id: str
     object: Literal["text_completion"]
-    created: int
-    model: str
-    system_fingerprint: str
     choices: list[CompletionChoice]
-    usage: UsageBody
-    timings: Timings
 
 
 class ChatDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -169,18 +168,23 @@ class ChunkUsage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     completion_tokens_details: CompletionDetails | None = None
 
 
-class ChatChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The data of one server-sent event. `usage` (null until the end) and `timings` where they were asked for."""
+class Chunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What every server-sent event holds. `usage` (null until the end) and `timings` where they were asked for."""
 
     id: str
-    object: Literal["chat.completion.chunk"]
     created: int
     model: str
     system_fingerprint: str
-    choices: list[ChatChunkChoice]
     usage: ChunkUsage | None = None
     timings: Timings | None = None
     prompt_progress: PromptProgress | None = None
+
+
+class ChatChunk(Chunk, frozen=True, kw_only=True, omit_defaults=True):
+    """The data of one server-sent event of a chat."""
+
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatChunkChoice]
 
 
 class CompletionChunkChoice(msgspec.Struct, frozen=True):
@@ -192,18 +196,11 @@ class CompletionChunkChoice(msgspec.Struct, frozen=True):
     finish_reason: Literal["stop", "length"] | None
 
 
-class CompletionChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The data of one server-sent event. `usage` (null until the end) and `timings` where they were asked for."""
+class CompletionChunk(Chunk, frozen=True, kw_only=True, omit_defaults=True):
+    """The data of one server-sent event of a completion."""
 
-    id: str
     object: Literal["text_completion"]
-    created: int
-    model: str
-    system_fingerprint: str
     choices: list[CompletionChunkChoice]
-    usage: ChunkUsage | None = None
-    timings: Timings | None = None
-    prompt_progress: PromptProgress | None = None
 
 
 class ErrorFacts(msgspec.Struct, frozen=True):

@@ -44,9 +44,6 @@ class Gate:
         self._incomplete: dict[Droppable, None] = {}
         self._date_s = 0.0
 
-    def __len__(self) -> int:
-        return len(self._incomplete)
-
     def waits(self, connection: Droppable) -> None:
         """Count a connection that waits for a request, from now on."""
         self._incomplete.pop(connection, None)

@@ -64,16 +64,6 @@ class Listener:
             server = await loop.create_server(accepted, sock=sock, backlog=_BACKLOG)
             self._servers.append(server)
 
-    @property
-    def n_connections(self) -> int:
-        """Connections that are open."""
-        return len(self._connections.connections)
-
-    @property
-    def n_incomplete(self) -> int:
-        """Of them, those without a complete request."""
-        return len(self._gate)
-
     def stop_accepting(self) -> None:
         """Take no more connections; those that are open stay."""
         for server in self._servers:

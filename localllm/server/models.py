@@ -5,7 +5,7 @@ Loading and unloading are POST only: no page and no link reaches them. No path o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal
 
@@ -149,17 +149,16 @@ class Models:
 
     async def load(self, request: Request) -> Response:
         """Load a model, wait for it, and answer with it."""
-        body = await read(request.scope, request.receive, self._state, ModelBody)
-        headers = ignored_fields(body, NOTHING_REFUSED, self._state.settings.strict)
-        entry = await self._state.supervisor.load(body.value.model)
-        record_of(request.scope).model = entry.name
-        return reply(card(entry), headers=headers)
+        return await self._change(request, self._state.supervisor.load)
 
     async def unload(self, request: Request) -> Response:
         """Unload a model and answer with it; requests at work in it end with an error."""
+        return await self._change(request, self._state.supervisor.unload)
+
+    async def _change(self, request: Request, change: Callable[[str], Awaitable[ModelEntry]]) -> Response:
         body = await read(request.scope, request.receive, self._state, ModelBody)
         headers = ignored_fields(body, NOTHING_REFUSED, self._state.settings.strict)
-        entry = await self._state.supervisor.unload(body.value.model)
+        entry = await change(body.value.model)
         record_of(request.scope).model = entry.name
         return reply(card(entry), headers=headers)
 
