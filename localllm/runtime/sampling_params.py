@@ -131,9 +131,10 @@ def _checked(name: str, value: Any) -> Any:
 
 
 def _refuse(name: str, wanted: str, value: Any) -> UsageError:
-    shown = repr(value)
-    shown = shown if len(shown) <= 40 else shown[:37] + "..."
-    return UsageError(f"{name} must be {wanted}, not {shown}", f"give {name} as {wanted}", field=name)
+    """Return the refusal; a number is told, a text never: what a caller wrote stays out of errors."""
+    shown = f", not {value!r}" if isinstance(value, (int, float)) else ""
+    shown = shown if len(shown) <= 46 else shown[:43] + "..."
+    return UsageError(f"{name} must be {wanted}{shown}", f"give {name} as {wanted}", field=name)
 
 
 def _number(low: float, high: float) -> Callable[[str, Any], float]:

@@ -57,6 +57,16 @@ def test_a_wrong_value_is_refused_with_the_name_of_its_field(name: str, value: A
     assert raised.value.hint
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("logit_bias", {"secret": 1}), ("logit_bias", {5: "secret"}), ("dry_sequence_breakers", ["", "secret"])],
+)
+def test_a_refusal_never_quotes_a_text(name: str, value: Any) -> None:
+    with pytest.raises(UsageError) as raised:
+        resolve(Sampling(), {name: value})
+    assert "secret" not in f"{raised.value.message} {raised.value.hint}"
+
+
 def test_an_unknown_field_is_refused_by_name() -> None:
     with pytest.raises(UsageError, match="'mirostat'"):
         resolve(Sampling(), {"mirostat": 1})
