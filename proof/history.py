@@ -14,8 +14,6 @@ from typing import Any
 
 from localllm.bench.calls import End, Outcome
 
-CLIENT_GONE = 499
-
 
 @dataclass(slots=True)
 class History:

@@ -24,7 +24,8 @@ from localllm.bench.calls import Call, End, Outcome
 from localllm.bench.load import closed_loop
 from localllm.bench.measure import Tally
 from localllm.models.catalog import DEFAULT_ALIAS
-from proof.history import CLIENT_GONE, History, log_lines
+from localllm.server.record import CLIENT_GONE
+from proof.history import History, log_lines
 from proof.output import MEASURED, header, model_path, rounded, tell, write_json
 from proof.processes import Usage, usage
 from proof.prompts import story

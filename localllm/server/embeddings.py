@@ -19,7 +19,7 @@ from starlette.routing import BaseRoute, Route
 from localllm.errors import LocalLLMError, Unavailable, UsageError
 from localllm.runtime import events
 from localllm.runtime.stream import rebuild
-from localllm.runtime.types import EmbeddingRequest, GenerationOptions
+from localllm.runtime.types import MAX_PRIORITY, EmbeddingRequest, GenerationOptions
 from localllm.server.body import ClientGone, read, until_gone
 from localllm.server.fields import Neutral, ignored_fields
 from localllm.server.record import RequestRecord
@@ -57,7 +57,7 @@ class EmbeddingsBody(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Meta(ge=1)] | None = None
-    priority: Annotated[int, Meta(ge=-(2**31), le=2**31)] | None = None
+    priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
 
 
 class Embedding(msgspec.Struct, frozen=True, kw_only=True):

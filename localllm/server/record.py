@@ -22,7 +22,7 @@ CLIENT_GONE = 499
 class RequestRecord:
     """The facts of one request. Times are `time.monotonic()` seconds.
 
-    `route`: the path as registered ("/v1/models/{id}"), never as sent. `model`: the registered name
+    `route`: the path as registered ("/v1/models/{model}"), never as sent. `model`: the registered name
     that the request was resolved to, "" before. `client`: opaque (a short hash or a port). `code`:
     the HTTP status that was sent; `error`: our code where one was told, also inside a stream.
     `ipc_ms`: spent between the processes, as the event stream counts it.

@@ -36,7 +36,7 @@ class Worker:
     def __init__(
         self, name: str, start: StartProcess, log: Callable[[str, str], None], watchdog_s: float, load: Load
     ) -> None:
-        """Start the process; `load` is what it is told to load, by `loaded`. Raises OSError."""
+        """Start the process; `load` is what the method `load` tells it. Raises OSError."""
         self.name = name
         self.model: Mapping[str, Any] = {}
         self.is_hung = False

@@ -14,7 +14,7 @@ from localllm.runtime.config import LoadConfig, RuntimeConfig
 
 
 class ModelState(Enum):
-    """Where a model stands; what moves it on is in `Supervisor`."""
+    """Where a model stands; `worker.unit.ModelUnit` moves it on."""
 
     UNLOADED = "unloaded"
     LOADING = "loading"
