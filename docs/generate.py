@@ -77,7 +77,8 @@ stop = ["\\n\\n", "END"]
 ```
 
 `LOCALLLM_HOME` moves the folder of stored models. `LOCALLLM_API_KEY` holds the key of `serve` and `doctor --server`
-where no `--api-key-file` is given; it is never a flag. `NO_COLOR` is honoured: there is no colour to begin with.
+where no `--api-key-file` is given; it is never a flag. `LOCALLLM_WATCHDOG_S` is told in
+[server.md](server.md). `NO_COLOR` is honoured: there is no colour to begin with.
 
 | key | flag | variable | default | verbs | meaning |
 |---|---|---|---|---|---|

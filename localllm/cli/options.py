@@ -28,7 +28,10 @@ def option(*spellings: str, help: str, **more: Any) -> Any:
     return typer.Option(*spellings, help=help, envvar=ENV_PREFIX + name, **{**_SHARED, **more})
 
 
-_CTX_HELP = "Context in tokens; auto: as large as needed, in a chat 8192 at most."
+_CTX_HELP = (
+    "Context in tokens, shared by what runs at once; auto: what prompt and answer need (run), 8192 (chat), 16384 "
+    "(serve), or less where model or memory set the limit."
+)
 _FILE_HELP = "Text to add to the prompt, or to the first question of a chat; repeatable; - is stdin (run)."
 
 _MODEL_HELP = "File, directory, hf:org/repo[@revision][:QUANT], alias, or (part of) a stored name."
