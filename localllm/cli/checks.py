@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from localllm.cli.tables import size
+from localllm.errors import LocalLLMError
 
 if TYPE_CHECKING:
     from localllm.backends.cpu.probe import CpuFacts
@@ -60,16 +61,17 @@ Examination: TypeAlias = Callable[[Machine], Iterator[Row]]
 def examine() -> list[Finding]:
     """Run every examination. Never raises: one that fails becomes a finding that says so."""
     machine = Machine()
-    return [finding for section, check in EXAMINATIONS for finding in _carefully(section, check, machine)]
+    return [finding for section, check in EXAMINATIONS for finding in carefully(section, check(machine))]
 
 
-def _carefully(section: str, check: Examination, machine: Machine) -> Iterator[Finding]:
-    """Yield an examination's findings, and where it breaks off, why."""
+def carefully(section: str, rows: Iterator[Row]) -> Iterator[Finding]:
+    """Yield what an examination finds, and where it breaks off, why."""
     try:
-        for name, value, state, advice in check(machine):
+        for name, value, state, advice in rows:
             yield Finding(section, name, value, state, advice)
     except Exception as error:
-        yield Finding(section, "not known", f"{type(error).__name__}: {error}", "note")
+        why = error.message if isinstance(error, LocalLLMError) else f"{type(error).__name__}: {error}"
+        yield Finding(section, "not known", why, "note")
 
 
 def installation(_: Machine) -> Iterator[Row]:

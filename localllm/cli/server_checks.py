@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
-from localllm.cli.checks import Finding, Row
+from localllm.cli.checks import Finding, Row, carefully
 from localllm.cli.http_client import Address, HttpClient, Reply, is_loopback
-from localllm.errors import LocalLLMError, ServerUnreachable
+from localllm.errors import ServerUnreachable
 
 _EVIL = "evil.example"
 _OPEN_ROUTES = ("/livez", "/readyz", "/health", "/metrics", "/openapi.json", "/v1/models")
@@ -59,17 +59,7 @@ def examine_server(address: Address, key: bytes | None) -> list[Finding]:
     """Run every examination. Raises ServerUnreachable where nothing answers at all."""
     server = Examined(HttpClient(address, key), key is not None)
     server.client.ask("GET", "/livez", with_key=False)
-    return [finding for section, check in EXAMINATIONS for finding in _carefully(section, check, server)]
-
-
-def _carefully(section: str, check: Examination, server: Examined) -> Iterator[Finding]:
-    """Yield an examination's findings, and where it breaks off, why."""
-    try:
-        for name, value, state, advice in check(server):
-            yield Finding(section, name, value, state, advice)
-    except Exception as error:
-        why = error.message if isinstance(error, LocalLLMError) else f"{type(error).__name__}: {error}"
-        yield Finding(section, "not known", why, "note")
+    return [finding for section, check in EXAMINATIONS for finding in carefully(section, check(server))]
 
 
 def at_work(server: Examined) -> Iterator[Row]:
