@@ -83,7 +83,8 @@ def usage_failure(error: typer.TyperException) -> UsageError:
     message, hint = _close_to(error) or error.format_message(), f"{path} --help"
     if parameter is not None and context and context.get_parameter_source(parameter.name).name == "ENVIRONMENT":
         message, hint = f"{parameter.envvar} in the environment: {error.message}", f"unset {parameter.envvar}"
-    if "unexpected extra argument" in message:
+    takes_text = context is not None and any(one.name in ("prompt", "text") for one in context.command.params)
+    if "unexpected extra argument" in message and takes_text:
         message += " (a text of several words needs quotes)"
     message = _INNER_TYPE.sub(lambda found: f"is not a {_TYPES[found[1]]}", message).rstrip(".")
     return UsageError(message if message.endswith("?") else message + ".", hint)

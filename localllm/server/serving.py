@@ -117,10 +117,9 @@ async def _start(listener: Listener, sockets: list[socket.socket]) -> None:
     try:
         await listener.start(sockets)
     except (ssl.SSLError, OSError) as error:
-        reason = getattr(error, "reason", None) or error.strerror
-        raise UsageError(
-            f"The certificate or its key is of no use: {reason}.", "check --tls-cert and --tls-key"
-        ) from None
+        unread = "one of them is not PEM" if isinstance(error, ssl.SSLError) else error.strerror
+        why = getattr(error, "reason", None) or unread
+        raise UsageError(f"The certificate or its key is of no use: {why}.", "check --tls-cert and --tls-key") from None
 
 
 def _announce(state: ServerState, url: str) -> None:

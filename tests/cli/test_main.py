@@ -193,3 +193,11 @@ def test_ignored_interrupt_stays_ignored() -> None:
     process.terminate()
     process.communicate(timeout=30)
     assert process.returncode == 143
+
+
+@pytest.mark.parametrize(("verb", "takes_text"), [("ps", False), ("ls", False), ("run", True), ("tokens", True)])
+def test_a_word_too_many_is_a_matter_of_quotes_only_where_a_text_is_taken(
+    cli: Cli, verb: str, takes_text: bool
+) -> None:
+    result = cli(verb, "one", "two", "three")
+    assert (result.code, "needs quotes" in result.err) == (2, takes_text)

@@ -308,6 +308,15 @@ def test_without_a_model_it_says_where_one_comes_from(tmp_path: Path) -> None:
         server.kill()
 
 
+def test_a_certificate_that_is_none_is_told_plainly(start: Any, tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    text = tmp_path / "home" / "note.txt"
+    text.write_text("no certificate")
+    server = start("--tls-cert", str(text), "--tls-key", str(text))
+    assert server.wait(30) == 2
+    assert "error: The certificate or its key is of no use: one of them is not PEM." in server.lines
+
+
 def test_a_model_that_cannot_be_loaded_is_logged_with_the_way_out(tmp_path: Path, tiny: Path) -> None:
     server = Server(tmp_path, "--ctx", "1000000", model=tiny / "llama-dense.gguf", fake_engine=False)
     try:
