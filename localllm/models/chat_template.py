@@ -102,6 +102,8 @@ class ChatTemplate:
                 f"The template argument {min(taken)!r} is set by the model itself.", field="chat_template_kwargs"
             )
         chat = prepare_messages(messages, arguments_as_text=self._arguments_as_text)
+        if "developer" not in self._source:
+            _call_developers_system(chat)
         variables = {
             **{name: prepare_value(value) for name, value in kwargs.items()},
             "messages": chat,
@@ -205,6 +207,13 @@ def _after_piece(data: bytes, at: int, piece: bytes) -> int | None:
         return at + len(piece) - 1
     skipped = at + len(data[at:]) - len(data[at:].lstrip())
     return skipped + len(piece) if skipped > at and data.startswith(piece, skipped) else None
+
+
+def _call_developers_system(chat: list[dict[str, Any]]) -> None:
+    """Give a developer's messages the role that they have to a template which does not tell the two apart."""
+    for message in chat:
+        if message["role"] == "developer":
+            message["role"] = "system"
 
 
 def _rendered(text: str, spellings: Spellings, chat: list[dict[str, Any]]) -> Rendered:

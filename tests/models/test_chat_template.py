@@ -93,6 +93,14 @@ def test_deeply_nested_values_are_refused() -> None:
 # B09, B30, B32: no turn is merged or dropped
 
 
+def test_a_developers_message_is_a_system_message_unless_the_template_knows_developers() -> None:
+    chat = [{"role": "developer", "content": "Be brief."}]
+    plain = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    knows = plain + "{% if messages[0].role == 'developer' %}!{% endif %}"
+    assert ChatTemplate(plain, specials=()).render(chat, max_chars=100).text == "[system]Be brief."
+    assert ChatTemplate(knows, specials=()).render(chat, max_chars=100).text == "[developer]Be brief.!"
+
+
 def test_turns_are_neither_merged_nor_dropped() -> None:
     chat = [
         {"role": "user", "content": "one"},
