@@ -31,6 +31,7 @@ from urllib.parse import urlsplit
 from localllm.models.catalog import DEFAULT_ALIAS
 from proof.canary_requests import CHAT, Raw, requests
 from proof.output import MEASURED, header, model_path, tell, write_json
+from proof.processes import leave_nothing_when_terminated
 from proof.serving import Serving, fake_engine, get
 
 PAGES = ("/metrics", "/health", "/livez", "/readyz", "/v1/models", "/openapi.json")
@@ -288,4 +289,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    leave_nothing_when_terminated()
     sys.exit(main(sys.argv[1:]))

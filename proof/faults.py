@@ -24,7 +24,7 @@ from localllm.models.catalog import DEFAULT_ALIAS
 from proof.fault_run import KINDS, N_CLIENTS, Fault, Part, Run, drive, kinds_for
 from proof.history import log_lines
 from proof.output import MEASURED, header, model_path, rounded, tell, write_lines
-from proof.processes import Usage, usage
+from proof.processes import Usage, leave_nothing_when_terminated, usage
 from proof.prompts import story
 from proof.serving import Serving, alive, fake_engine
 
@@ -136,4 +136,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    leave_nothing_when_terminated()
     sys.exit(main(sys.argv[1:]))

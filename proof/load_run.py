@@ -27,7 +27,7 @@ from localllm.models.catalog import DEFAULT_ALIAS
 from localllm.server.record import CLIENT_GONE
 from proof.history import History, log_lines
 from proof.output import MEASURED, header, model_path, rounded, tell, write_json
-from proof.processes import Usage, usage
+from proof.processes import Usage, leave_nothing_when_terminated, usage
 from proof.prompts import story
 from proof.serving import Serving, alive, fake_engine
 
@@ -221,4 +221,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    leave_nothing_when_terminated()
     sys.exit(main(sys.argv[1:]))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import signal
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,3 +89,8 @@ def _status(pid: int, name: str) -> int | None:
             if line.startswith(name + ":"):
                 return int(line.split()[1])
     return None
+
+
+def leave_nothing_when_terminated() -> None:
+    """Let SIGTERM end this program as Ctrl-C does: through every clean-up, so that no server is left."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))

@@ -29,6 +29,7 @@ from proof import crowds
 from proof.figures import BARE, ENGINE, OURS, Figure, Turns, burst_figures, samples, table
 from proof.output import MEASURED, header, model_path, tell, write_json
 from proof.peers import Peer, PeerFailed, Wanted, free_port, llama_server, python_server, running
+from proof.processes import leave_nothing_when_terminated
 from proof.prompts import token_prompts
 from proof.serving import Serving
 from proof.sides import BareSeconds, BareSide, EngineSide, HttpSide, Prompts, Side
@@ -181,4 +182,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    leave_nothing_when_terminated()
     sys.exit(main(sys.argv[1:]))

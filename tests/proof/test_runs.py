@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from proof import canary, load_run
@@ -11,6 +15,7 @@ from proof.fault_run import Part
 from proof.faults import run_part
 from proof.processes import context_switches, cpu_s, usage
 from proof.serving import Serving, alive, fake_engine, get
+from tests.conftest import PROJECT
 
 QUICK = {**fake_engine(2.0), "FAKE_NO_EOS": "1"}
 
@@ -60,3 +65,16 @@ def test_canaries_are_sent_in_every_kind_and_none_is_found(model: Path) -> None:
     assert found["places"]["log"] == 2
     assert sum(n for server in found["servers"] for n in server["statuses"].values()) == 160
     assert not {"0", "500"} & {status for server in found["servers"] for status in server["statuses"]}
+
+
+def test_a_run_that_is_terminated_leaves_no_server(model: Path, tmp_path: Path) -> None:
+    order = [sys.executable, "-m", "proof.load_run", "--fake", "--model", str(model), "-o", str(tmp_path / "x.json")]
+    with subprocess.Popen(order, cwd=PROJECT, stderr=subprocess.DEVNULL) as run:
+        deadline_s = time.monotonic() + 30
+        while len(children := psutil.Process(run.pid).children(recursive=True)) < 2 and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        run.terminate()
+        assert run.wait(30) == 143
+    assert len(children) == 2
+    psutil.wait_procs(children, timeout=5)  # a worker ends within a second of its server
+    assert alive([child.pid for child in children]) == []
