@@ -46,9 +46,10 @@ def smollm2() -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def heeded_interrupt() -> None:
-    """Let tests send SIGINT also where a shell started them in the background, which ignores it for all below."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Let tests send signals also where a shell's background or nohup had them ignored for all below."""
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

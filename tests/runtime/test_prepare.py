@@ -156,7 +156,7 @@ def test_a_template_that_refuses_is_quoted() -> None:
 @pytest.mark.parametrize(
     ("name", "roles", "dropped"),
     [
-        ("Qwen-Qwen3-0.6B", ["developer", "user"], 0),
+        ("Qwen-Qwen3-0.6B", ["narrator", "user"], 0),
         ("HuggingFaceTB-SmolLM3-3B", ["user", "system", "user"], 1),
         ("openai-gpt-oss-120b", ["user", "system", "user"], 1),
     ],
