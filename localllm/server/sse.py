@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -36,7 +37,7 @@ def comment(text: str) -> bytes:
     return b": " + text.encode() + b"\n\n"
 
 
-class Chunks:
+class Chunks(ABC):
     """The chunks of one answer, as bytes. `object`, `before` and `after` make the dialect.
 
     A choice reads `{"index": i, <before> text <after>, "logprobs": ..., "finish_reason": ...}`.
@@ -87,13 +88,13 @@ class Chunks:
         """Return the chunk that tells why a choice ended."""
         return b"%b%b%b" % (self._head, self.last_choice(event), self._counted())
 
+    @abstractmethod
     def last_choice(self, event: Finished) -> bytes:
         """Return the choice of a finish chunk."""
-        raise NotImplementedError
 
+    @abstractmethod
     def logprobs(self, choice: int, entries: Sequence[TokenLogprob]) -> Mapping[str, Any]:
         """Return the dialect's form of the log-probabilities of a choice's next tokens."""
-        raise NotImplementedError
 
     def progress(self, event: Progress, n_cached: int, elapsed_ms: float) -> bytes:
         """Return the chunk that tells how much of the prompt was computed."""
