@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from docs.served import results, with_server
-from localllm.bench.fingerprint import machine_line
-from localllm.bench.markdown import markdown
-from localllm.bench.opener import Opener
-from localllm.bench.plan import Plan, measure
-from localllm.bench.recorder import Recorder
-from localllm.bench.report import Report
+from localllm.bench.engine.markdown import markdown
+from localllm.bench.engine.opener import Opener
+from localllm.bench.engine.plan import Plan, measure
+from localllm.bench.engine.recorder import Recorder
+from localllm.bench.engine.report import Report
+from localllm.bench.machine.fingerprint import machine_line
 from localllm.models.catalog import DEFAULT_ALIAS
 
 PAGE = Path(__file__).with_name("benchmarks.md")

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from localllm.bench.calls import End, Outcome
-from localllm.bench.client import Client
-from localllm.bench.measure import ttft_ms
+from localllm.bench.client.calls import End, Outcome
+from localllm.bench.client.client import Client
+from localllm.bench.client.measure import ttft_ms
 from localllm.bench.stats import median
 from proof.figures import Figure
 from proof.processes import context_switches

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from localllm.bench.calls import Call, End, Outcome
-from localllm.bench.load import closed_loop
-from localllm.bench.measure import Tally
+from localllm.bench.client.calls import Call, End, Outcome
+from localllm.bench.client.load import closed_loop
+from localllm.bench.client.measure import Tally
 from proof.history import History, Texts
 from proof.output import rounded, tell
 from proof.serving import Serving

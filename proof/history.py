@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from localllm.bench.calls import End, Outcome
+from localllm.bench.client.calls import End, Outcome
 
 
 @dataclass(slots=True)

@@ -20,9 +20,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from localllm.bench.calls import Call, End, Outcome
-from localllm.bench.load import closed_loop
-from localllm.bench.measure import Tally
+from localllm.bench.client.calls import Call, End, Outcome
+from localllm.bench.client.load import closed_loop
+from localllm.bench.client.measure import Tally
 from localllm.models.catalog import DEFAULT_ALIAS
 from localllm.server.record import CLIENT_GONE
 from proof.history import History, log_lines

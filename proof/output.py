@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from localllm.bench import fingerprint
+from localllm.bench.machine import fingerprint
 from localllm.models.info import read_info
 from localllm.models.resolve import resolve
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from localllm.bench.calls import Target
+from localllm.bench.client.calls import Target
 from proof.serving import get
 
 START_TIMEOUT_S = 120.0

@@ -21,7 +21,7 @@ from typing import Any
 
 from localllm import compose
 from localllm.backends.llamacpp.bare import BareLoop
-from localllm.bench import fingerprint
+from localllm.bench.machine import fingerprint
 from localllm.models.catalog import DEFAULT_ALIAS
 from localllm.runtime.config import LoadConfig, RuntimeConfig
 from localllm.runtime.service import Service

@@ -17,8 +17,8 @@ from types import TracebackType
 
 import psutil
 
-from localllm.bench.calls import Call, Outcome, Target
-from localllm.bench.client import Client
+from localllm.bench.client.calls import Call, Outcome, Target
+from localllm.bench.client.client import Client
 from proof.processes import workers_of
 
 PROJECT = Path(__file__).resolve().parent.parent

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from localllm.bench.calls import Call, End, Outcome, Target
-from localllm.bench.load import closed_loop
-from localllm.bench.measure import tpot_ms, ttft_ms
-from localllm.bench.watch import watch
+from localllm.bench.client.calls import Call, End, Outcome, Target
+from localllm.bench.client.load import closed_loop
+from localllm.bench.client.measure import tpot_ms, ttft_ms
+from localllm.bench.engine.watch import watch
 from localllm.runtime.service import Service
 from proof.processes import cpu_s
 

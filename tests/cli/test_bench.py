@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-import localllm.bench.plan
-from localllm.bench.plan import Plan
-from localllm.bench.recorder import Recorder
+import localllm.bench.engine.plan
+from localllm.bench.engine.plan import Plan
+from localllm.bench.engine.recorder import Recorder
 from localllm.errors import ModelNotFound
-from tests.bench import rows
+from tests.bench.engine import rows
 from tests.cli.conftest import Result
 
 Cli = Callable[..., Result]
@@ -40,7 +40,7 @@ class FakeMeasure:
 def measured(monkeypatch: pytest.MonkeyPatch) -> FakeMeasure:
     """Let nothing be measured."""
     fake = FakeMeasure()
-    monkeypatch.setattr(localllm.bench.plan, "measure", fake)
+    monkeypatch.setattr(localllm.bench.engine.plan, "measure", fake)
     return fake
 
 

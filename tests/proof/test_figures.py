@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from localllm.bench.calls import End, Outcome
+from localllm.bench.client.calls import End, Outcome
 from proof.figures import BARE, ENGINE, OURS, Figure, Turns, burst_figures, table
 from proof.sides import Burst, BurstFailed, burst_of
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from localllm.bench.calls import End, Outcome
+from localllm.bench.client.calls import End, Outcome
 from proof.history import History, Texts, log_lines
 
 ANSWER = Outcome("a", 0, End.ANSWER, True, 200, 0.0, 0.0, 0.1, 1.0, request_id="a", text="once upon")
