@@ -19,7 +19,7 @@ from localllm.runtime.config import LoadConfig
 from localllm.runtime.service import Service
 from localllm.runtime.types import Request
 from tests.bench.engine.rows import FACTS
-from tests.bench.test_engine import takes_a_moment
+from tests.bench.engine.test_measuring import takes_a_moment
 from tests.fake_engine import SPEC, FakeEngine, fake_service
 
 SMALL = Sizes(
