@@ -1,0 +1,271 @@
+"""Servers to measure: started from a command and ended for certain, or given by their address."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from types import TracebackType
+from urllib.parse import urlsplit
+
+import psutil
+
+from localllm.bench.client.calls import Target
+from localllm.bench.serving.process_tree import ProcessTree, listeners
+from localllm.errors import LocalLLMError, ModelRefused, NotEnoughMemory, ServerUnreachable, UsageError, pasteable
+
+READY_TIMEOUT_S = 600.0
+PLACEHOLDERS = ("port", "model")
+OURS = "localllm"
+_PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
+_POLL_S = 0.05
+_POLL_TIMEOUT_S = 5.0
+_HOST = "127.0.0.1"
+_FORWARDERS = ("ssh", "sshd", "docker-proxy", "com.docker.backend", "kubectl", "rootlessport", "socat")
+"""Programs that listen for a server elsewhere: their memory is not its memory."""
+_REFUSALS: Mapping[int, type[LocalLLMError]] = {2: UsageError, 3: ModelRefused, 4: NotEnoughMemory}
+
+
+@dataclass(frozen=True, slots=True)
+class Starting:
+    """How a server is started.
+
+    `command`: words, {port} and {model} in them stand for a free port and the model (a path or a
+    name); "localllm" as the first is this program. `variables` are set in its environment, which
+    is ours else. `folder`: where it runs. `key`: the bearer key it asks for.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    model: str = ""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    folder: Path | None = None
+    key: str | None = None
+    ready_timeout_s: float = READY_TIMEOUT_S
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is this program that serves."""
+        return self.command[0] == OURS
+
+    def words(self, port: int) -> list[str]:
+        """Return the command line for a port."""
+        known = {"port": str(port), "model": self.model}
+        words = [_PLACEHOLDER.sub(lambda found: known.get(found[1], found[0]), word) for word in self.command]
+        return [sys.executable, "-m", OURS, *words[1:]] if self.is_ours else words
+
+
+class StartedServer:
+    """A server that runs while the context is entered: `with StartedServer(starting) as running`.
+
+    Nothing it started is left on exit, nor where it does not come up (then `start` raises), nor
+    where this process dies. Its log is kept in a file without a name.
+    """
+
+    def __init__(self, starting: Starting) -> None:
+        self._starting = starting
+        self._tree: ProcessTree | None = None
+        self._port = 0
+        self._ready_s: float | None = None
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return self._starting.name
+
+    @property
+    def url(self) -> str:
+        """Where it answers; "" before it was started."""
+        return f"http://{_HOST}:{self._port}" if self._port else ""
+
+    @property
+    def ready_s(self) -> float | None:
+        """Seconds from its last start until it answered."""
+        return self._ready_s
+
+    @property
+    def can_restart(self) -> bool:
+        """Whether it can be stopped and started again: always."""
+        return True
+
+    def pids(self) -> tuple[int, ...]:
+        """Return its processes, children included."""
+        return () if self._tree is None else self._tree.pids()
+
+    def last_lines(self, n: int = 6) -> list[str]:
+        """Return the end of what it printed since its last start."""
+        return [] if self._tree is None else self._tree.last_lines(n)
+
+    def __enter__(self) -> StartedServer:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start it and wait until it answers. Nothing is left where that fails.
+
+        Raises: UsageError where the command cannot be run; ServerUnreachable with its last words
+        where it ends or does not answer in time; of our own server, what it says when it refuses.
+        """
+        self.stop()
+        self._port, self._ready_s = free_port(), None
+        began_s = time.monotonic()
+        try:
+            self._tree = self._spawned()
+            self._await_ready(self._tree, began_s + self._starting.ready_timeout_s)
+        except BaseException:
+            self.stop()
+            raise
+        self._ready_s = time.monotonic() - began_s
+
+    def restart(self) -> None:
+        """Stop it and start it again, on another port. Raises as `start`."""
+        self.start()
+
+    def stop(self) -> None:
+        """Ask it to end, then kill what is left of it and of what it started. Idempotent."""
+        if self._tree is not None:
+            self._tree.end()
+            self._tree = None
+
+    def _spawned(self) -> ProcessTree:
+        words = self._starting.words(self._port)
+        try:
+            return ProcessTree(words, self._starting.variables, self._starting.folder)
+        except (FileNotFoundError, NotADirectoryError):
+            raise UsageError(
+                f"{self.name}: there is no program {words[0]}.", f"install it, or give its path: {pasteable(*words)}"
+            ) from None
+        except PermissionError:
+            raise UsageError(f"{self.name}: {words[0]} may not be run.", pasteable("chmod", "+x", words[0])) from None
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{self.name}: {words[0]} cannot be run: {error}.", pasteable(*words)) from None
+
+    def _await_ready(self, tree: ProcessTree, give_up_s: float) -> None:
+        while time.monotonic() < give_up_s:
+            code = tree.exit_code()
+            if code is not None:
+                raise self._ended(tree, code)
+            if _is_ready(self._port, self._starting.key) and tree.exit_code() is None:
+                return
+            time.sleep(_POLL_S)
+        raise ServerUnreachable(
+            f"{self.name} did not answer within {self._starting.ready_timeout_s:g} s: {_words(tree)}",
+            pasteable(*self._starting.words(self._port)),
+        )
+
+    def _ended(self, tree: ProcessTree, code: int) -> LocalLLMError:
+        """Return that it ended before it answered: in its own words, with its own exit code where it is ours."""
+        lines = tree.last_lines(20)
+        hint = pasteable(*self._starting.words(self._port))
+        if self._starting.is_ours and code in _REFUSALS:
+            said = next((line for line in reversed(lines) if line.startswith("error: ")), "")
+            advice = next((line for line in reversed(lines) if line.startswith("hint: ")), "")
+            if said:
+                return _REFUSALS[code](said.removeprefix("error: "), advice.removeprefix("hint: "))
+        how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
+        return ServerUnreachable(f"{self.name} {how} before it answered: {_words(tree)}", hint)
+
+
+class GivenServer:
+    """A server that runs already, somewhere; it is left alone.
+
+    Its processes are known where it listens on loopback and they are ours to see.
+    """
+
+    def __init__(self, url: str, name: str = "") -> None:
+        self.url = url
+        self.name = name or url
+        self.ready_s: float | None = None
+        self.can_restart = False
+        self._listening: list[psutil.Process] | None = None
+
+    def pids(self) -> tuple[int, ...]:
+        """Return the processes that listen on its port, with their descendants; () where they cannot be told."""
+        if self._listening is None:
+            self._listening = _local_listeners(self.url)
+        found: dict[int, None] = {}
+        for process in self._listening:
+            with suppress(psutil.Error):
+                if process.is_running():
+                    found.update({child.pid: None for child in (process, *process.children(recursive=True))})
+        return tuple(found)
+
+    def restart(self) -> None:
+        """Raise UsageError: what we did not start is not ours to stop."""
+        raise UsageError(
+            f"{self.name} was not started here, so it cannot be restarted.",
+            "give a model or, in a contract, a command instead of a URL",
+        )
+
+    def stop(self) -> None:
+        """Leave it running."""
+
+
+def own_server(model: str, flags: Sequence[str] = (), *, name: str = OURS) -> StartedServer:
+    """Return `localllm serve MODEL` with `flags` and the user's settings, on a free port of loopback.
+
+    It is started by `with` or `.start()`, which raise what it says where it refuses the model.
+    """
+    command = (OURS, "serve", "{model}", "--host", _HOST, "--port", "{port}", *flags)
+    return StartedServer(Starting(name, command, model))
+
+
+def placeholders(words: Sequence[str]) -> list[str]:
+    """Return the names in braces in a command, known ones or not."""
+    return [name for word in words for name in _PLACEHOLDER.findall(word)]
+
+
+def free_port() -> int:
+    """Return a port of loopback that is free now."""
+    with socket.socket() as sock:
+        sock.bind((_HOST, 0))
+        return int(sock.getsockname()[1])
+
+
+def _is_ready(port: int, key: str | None) -> bool:
+    """Say whether a server answers: it lists its models, and says it is well or has no such page."""
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    return _status(port, "/v1/models", headers) == 200 and _status(port, "/health", headers) in (200, 404)
+
+
+def _status(port: int, path: str, headers: Mapping[str, str]) -> int | None:
+    connection = HTTPConnection(_HOST, port, timeout=_POLL_TIMEOUT_S)
+    try:
+        connection.request("GET", path, headers=headers)
+        return connection.getresponse().status
+    except (OSError, HTTPException):
+        return None
+    finally:
+        connection.close()
+
+
+def _words(tree: ProcessTree) -> str:
+    return " | ".join(tree.last_lines(3))[-500:] or "it said nothing"
+
+
+def _local_listeners(url: str) -> list[psutil.Process]:
+    target = urlsplit(url if "//" in url else f"http://{url}")
+    host, port = target.hostname or "", Target.of_url(url).port
+    is_local = host == "localhost"
+    with suppress(ValueError):
+        address = ipaddress.ip_address(host)
+        is_local = address.is_loopback or address.is_unspecified
+    if not is_local:
+        return []
+    return [process for process in listeners(port) if _name(process) not in _FORWARDERS]
+
+
+def _name(process: psutil.Process) -> str:
+    with suppress(psutil.Error):
+        return str(process.name())
+    return ""
