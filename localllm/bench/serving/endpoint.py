@@ -1,0 +1,172 @@
+"""Finds out what answers at an address: whether it is an OpenAI endpoint, which models it has, what it tells of itself."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+from urllib.parse import parse_qs, urlsplit, urlunsplit
+
+from localllm.bench.client.calls import Target
+from localllm.bench.serving.asking import Reply, ask
+from localllm.bench.serving.spec import Api
+from localllm.errors import LocalLLMError, ServerUnreachable, UsageError
+
+FACT_TIMEOUT_S = 5.0
+_FACTS = ("/version", "/props", "/api/version")
+_PROPS = ("build_info", "model_path", "total_slots", "default_generation_settings", "chat_template_caps")
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One model of a server. `facts`: what the server tells of itself, as it tells it.
+
+    Keys of `facts`: "server" (its header), "models" (listed names), "model" (its entry of /v1/models), "version",
+    "props", "api_version"; what a server has no route for is left out.
+    """
+
+    target: Target
+    model: str
+    api: Api
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def is_url(text: str) -> bool:
+    """Say whether an argument names a server, not a model: with a scheme, or an address of a machine in front."""
+    if "://" in text:
+        return True
+    try:
+        host = urlsplit(f"//{text}").hostname or ""
+        if host != "localhost":
+            ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def without_choice(url: str) -> tuple[str, str | None]:
+    """Return the address without its query, and the model that `?model=NAME` chooses. Raises UsageError."""
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    if parts.username or parts.password:
+        raise UsageError("An address holds no key.", "LOCALLLM_API_KEY=... localllm bench serve URL")
+    query = parse_qs(parts.query)
+    if set(query) - {"model"}:
+        raise UsageError(f"{url}: only ?model=NAME may follow an address.", "http://127.0.0.1:8080?model=NAME")
+    return urlunsplit((parts.scheme, parts.netloc, parts.path, "", "")), query.get("model", [None])[0]
+
+
+def discover(
+    url: str, *, api: Api, model: str | None = None, key: str | None = None, timeout_s: float = 600.0
+) -> Endpoint:
+    """Return the endpoint at `url`, which may choose one of its models by `?model=NAME`.
+
+    Raises: UsageError for a model that is not there, ServerUnreachable with a sentence for everything else that
+    keeps it from being measured.
+    """
+    address, named = without_choice(url)
+    model = model or named
+    target = _target(address, key, timeout_s)
+    reply = _listed(address, target, has_key=key is not None)
+    entries = _entries(address, reply)
+    names = [str(entry["id"]) for entry in entries]
+    if model is not None and model not in names:
+        raise UsageError(
+            f"{address} has no model {model!r}: it lists {', '.join(names[:8])}.", f"{address}?model={names[0]}"
+        )
+    chosen = model or names[0]
+    facts: dict[str, Any] = {"url": address, "models": names, "model": entries[names.index(chosen)]}
+    if "server" in reply.headers:
+        facts["server"] = reply.headers["server"]
+    facts |= _told(target)
+    return Endpoint(target, chosen, api, facts)
+
+
+async def count_tokens(endpoint: Endpoint, text: str) -> int | None:
+    """Return how many tokens `text` is, as the server's /tokenize counts; None where it has none.
+
+    No special token is added. Source: llama.cpp's server ({"content"}) and vLLM ({"model", "prompt"}).
+    """
+    target = replace(endpoint.target, timeout_s=min(endpoint.target.timeout_s, 60.0))
+    for fields in (
+        {"content": text, "add_special": False},
+        {"model": endpoint.model, "prompt": text, "add_special_tokens": False},
+    ):
+        try:
+            reply = await asyncio.to_thread(ask, target, "/tokenize", fields)
+        except LocalLLMError:
+            return None
+        if reply.status == 404:
+            return None
+        body = reply.json
+        if reply.status == 200 and isinstance(body, dict):
+            return _count(body)
+    return None
+
+
+def _target(address: str, key: str | None, timeout_s: float) -> Target:
+    try:
+        return Target.of_url(address, key=key, timeout_s=timeout_s)
+    except UsageError as error:
+        raise ServerUnreachable(error.message, error.hint) from None
+
+
+def _count(body: Mapping[str, Any]) -> int | None:
+    n_tokens, tokens = body.get("count"), body.get("tokens")
+    if isinstance(n_tokens, int) and not isinstance(n_tokens, bool):
+        return n_tokens
+    return len(tokens) if isinstance(tokens, list) else None
+
+
+def _listed(address: str, target: Target, *, has_key: bool) -> Reply:
+    """Return the list of models, or say in which way there is none."""
+    reply = ask(target, "/v1/models")
+    if reply.status in (401, 403):
+        said = "does not take the key" if has_key else "asks for a key"
+        raise ServerUnreachable(
+            f"{address} {said}.", "LOCALLLM_API_KEY=... localllm bench serve URL", http=reply.status
+        )
+    if reply.status >= 500:
+        raise ServerUnreachable(
+            f"{address} is not ready: HTTP {reply.status} for /v1/models.",
+            "wait for its model to load, and look at its log",
+        )
+    if reply.status != 200:
+        raise ServerUnreachable(
+            f"{address} is no OpenAI endpoint: HTTP {reply.status} for /v1/models.",
+            "give the address that /v1 follows, as http://127.0.0.1:8080",
+        )
+    return reply
+
+
+def _entries(address: str, reply: Reply) -> list[Mapping[str, Any]]:
+    body = reply.json
+    data = body.get("data") if isinstance(body, dict) else None
+    if not isinstance(data, list):
+        what = "a web page" if "html" in reply.headers.get("content-type", "") else "something else"
+        raise ServerUnreachable(
+            f"{address} is no OpenAI endpoint: it answers /v1/models with {what}.",
+            "give the address that /v1 follows, as http://127.0.0.1:8080",
+        )
+    entries = [entry for entry in data if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
+    if not entries:
+        raise ServerUnreachable(f"{address} serves no model.", "load one there, and ask again")
+    return entries
+
+
+def _told(target: Target) -> dict[str, Any]:
+    """Return what its further routes tell; a server that has none of them is no worse for it."""
+    found: dict[str, Any] = {}
+    quick = replace(target, timeout_s=FACT_TIMEOUT_S)
+    for path in _FACTS:
+        try:
+            reply = ask(quick, path)
+        except ServerUnreachable:
+            continue
+        body = reply.json
+        if reply.status != 200 or not isinstance(body, dict) or "error" in body:
+            continue
+        name = path.removeprefix("/").replace("/", "_")
+        found[name] = {key: body[key] for key in _PROPS if key in body} if path == "/props" else body
+    return found

@@ -1,0 +1,48 @@
+"""Flags that more than one verb of `bench` takes, written once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
+
+from localllm.cli.options import option
+
+FORMAT_HELP = "Form of what is written to stdout; --json is short for --format json."
+"""Of every verb's `--format`; which forms there are, its metavar says."""
+
+_WORKLOAD_HELP = (
+    "What is asked: chat, rag, agent, code-edit, json, story, fim, batch, mixed:chat=.6,rag=.3,story=.1 or replay:FILE; "
+    "NAME:key=value,... sets its lengths, cache=cold+warm+restart what the server may have computed before."
+)
+_REQUESTS_HELP = "Counted requests of a run. Default: 32, without limit under --duration, all of a trace."
+_CONCURRENCY_HELP = (
+    "Clients that send one request after another; several loads: 1,4,16; sweep: 1, 2, 4, ... to the knee. "
+    "Default: 1, a trace at its recorded times."
+)
+_RATE_HELP = (
+    "Requests a second that arrive whatever became of those before; several: 1,2,4; sweep: shares of what the server "
+    "can do; R:gamma=SHAPE below 1 is burstier than Poisson."
+)
+_DURATION_HELP = "No request of a run begins later than this (60, 90s, 5m); with --requests: whichever is first."
+_SLO_HELP = "Limits that make an answer good: ttft_p95=500ms,tpot_p95=60ms,error=0."
+_OUTPUT_HELP = "File for the whole result: JSON, or Markdown or HTML where it ends in .md or .html."
+
+ReportForm: TypeAlias = Literal["text", "md", "json", "html"]
+Report: TypeAlias = Annotated[ReportForm | None, option("--format", metavar="text|md|json|html", help=f"{FORMAT_HELP}")]
+ApiName: TypeAlias = Annotated[
+    Literal["openai-chat", "openai-completions"],
+    option("--api", metavar="openai-chat|openai-completions", help="Route that chats are sent to."),
+]
+WorkloadName: TypeAlias = Annotated[str, option("--workload", metavar="NAME", help=_WORKLOAD_HELP)]
+Requests: TypeAlias = Annotated[int | None, option("--requests", min=1, metavar="N", help=_REQUESTS_HELP)]
+Concurrency: TypeAlias = Annotated[
+    str | None, option("--concurrency", metavar="N|N,N,...|sweep", help=_CONCURRENCY_HELP)
+]
+Rate: TypeAlias = Annotated[str | None, option("--rate", metavar="R|R,R,...|sweep", help=_RATE_HELP)]
+Duration: TypeAlias = Annotated[str | None, option("--duration", metavar="SECONDS", help=_DURATION_HELP)]
+SloText: TypeAlias = Annotated[str | None, option("--slo", metavar="LIMITS", help=_SLO_HELP)]
+Warmup: TypeAlias = Annotated[
+    int, option("--warmup", min=0, metavar="N", help="Requests before those that count, of the same shape.")
+]
+BenchSeed: TypeAlias = Annotated[int, option("--seed", min=0, metavar="N", help="Same seed, same draws.")]
+Output: TypeAlias = Annotated[Path | None, option("--output", "-o", metavar="FILE", help=_OUTPUT_HELP)]
