@@ -17,7 +17,7 @@ from typing import Any
 
 from localllm.bench.client.calls import Call, End, Outcome
 from localllm.bench.client.load import closed_loop
-from localllm.bench.client.measure import Tally
+from localllm.bench.client.tally import Tally
 from proof.history import History, Texts
 from proof.output import rounded, tell
 from proof.serving import Serving

@@ -22,7 +22,7 @@ from typing import Any
 
 from localllm.bench.client.calls import Call, End, Outcome
 from localllm.bench.client.load import closed_loop
-from localllm.bench.client.measure import Tally
+from localllm.bench.client.tally import Tally
 from localllm.models.catalog import DEFAULT_ALIAS
 from localllm.server.record import CLIENT_GONE
 from proof.history import History, log_lines
@@ -182,8 +182,8 @@ def run(serving: Serving, duration_s: float, seed: int) -> dict[str, Any]:
         "worker_restarted": restarted,
         "left_processes": len(alive([serving.pid, *workers])),
         "output_tokens_per_s": rounded(summary.output_tokens_per_s),
-        "ttft_ms": _distribution(summary.ttft_ms),
-        "itl_ms": _distribution(summary.itl_ms),
+        "ttft_ms": _distribution(summary.latencies.get("ttft")),
+        "itl_ms": _distribution(summary.latencies.get("itl")),
         "memory_by_part": parts,
         "growth_mb": {name: growth_mb(found) for name, found in parts.items()},
         "anonymous_growth_mb": {name: growth_mb(found, "anonymous_mb") for name, found in parts.items()},

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from localllm.bench.client.calls import Call, End, Outcome, Target
+from localllm.bench.client.latencies import tpot_ms, ttft_ms
 from localllm.bench.client.load import closed_loop
-from localllm.bench.client.measure import tpot_ms, ttft_ms
 from localllm.bench.engine.watch import watch
 from localllm.runtime.service import Service
 from proof.processes import cpu_s

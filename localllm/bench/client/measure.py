@@ -1,188 +1,216 @@
-"""Sums up what became of a run's requests: latencies at their percentiles, throughput, errors by kind."""
+"""Sums up one run: latencies at their percentiles, throughput, goodput, errors, caches, drafts, memory, energy."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass
 
 import numpy as np
 
 from localllm.bench.client.calls import End, Outcome
-from localllm.bench.stats import mean, stdev
-
-PERCENTILES = (50, 90, 95, 99)
-
-
-@dataclass(frozen=True, slots=True)
-class Distribution:
-    """A measure over all requests, in milliseconds; `n` samples. Percentiles are interpolated."""
-
-    n: int
-    mean: float
-    stdev: float
-    min: float
-    p50: float
-    p90: float
-    p95: float
-    p99: float
-    max: float
+from localllm.bench.client.latencies import Distribution, distribution, latencies_ms
+from localllm.bench.client.tally import error_code
+from localllm.bench.measures import LATENCIES, measure
+from localllm.bench.serving.result import RunResult, Sample
+from localllm.bench.slo import Slo
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
-    """What a run came to. A distribution is None where nothing was measured.
+class RunSummary:
+    """What a run came to. Requests that our own stop cancelled are counted nowhere but in `n_cancelled`.
 
-    `ttft_ms`: from the time a request was due to its first piece of text (a thought counts);
-    `answer_ttft_ms`: to the first that is no thought; `itl_ms`: between pieces; `tpot_ms`: a
-    token after the first, by the server's count where it gives one; `e2e_ms`: to the end of an
-    answer; `queue_ms`: as the server tells it. Only answers count, streams alone for all but
-    `e2e_ms`. `n_by_end` names every end; `n_by_error` the codes behind refusals and error events.
+    `duration_s`: from when the first request was due to the last end. Tokens and latencies are of
+    proper answers alone. None = not told: `prompt_tokens` unless every answer tells them,
+    `cached_tokens` and `drafted_tokens` where no answer tells any. `latencies`: by the names of
+    measures.LATENCIES; a name is missing where nothing was measured. `n_good`: requests within the
+    SLO, None without one; `n_with_schema`: answers that had a schema to be valid under.
+    `max_output_tokens_per_s`: in the best of the seconds counted from the first request; a piece
+    counts its answer's tokens / pieces. `max_concurrent_requests`: answers under way at one moment.
     """
 
     duration_s: float
     n_requests: int
+    n_answers: int
+    n_cancelled: int
     n_by_end: Mapping[str, int]
     n_by_error: Mapping[str, int]
-    faults: Mapping[str, int]
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-    output_tokens_per_s: float
-    requests_per_s: float
-    ttft_ms: Distribution | None = None
-    answer_ttft_ms: Distribution | None = None
-    itl_ms: Distribution | None = None
-    tpot_ms: Distribution | None = None
-    e2e_ms: Distribution | None = None
-    queue_ms: Distribution | None = None
+    n_good: int | None
+    n_over_limit: int
+    n_with_schema: int
+    n_valid: int
+    prompt_tokens: int | None
+    output_tokens: int
+    cached_tokens: int | None
+    drafted_tokens: int | None
+    accepted_draft_tokens: int | None
+    max_output_tokens_per_s: float
+    max_concurrent_requests: int
+    client_cpu_ms_per_token: float | None
+    latencies: Mapping[str, Distribution]
+    scalars: Mapping[str, float | None]
+
+    def value(self, name: str) -> float | None:
+        """Return a measure in its own unit (ms, a second, share of 1, bytes, J); None where it was not measured.
+
+        Raises: UsageError where measures.py has no such name.
+        """
+        of = measure(name)
+        if not of.statistic:
+            return self.scalars[name]
+        found = self.latencies.get(of.base)
+        return None if found is None else found.at(of.statistic)
 
 
-def distribution(samples_ms: Sequence[float]) -> Distribution | None:
-    """Return the distribution of `samples_ms`; None for none."""
-    if not samples_ms:
-        return None
-    values = np.asarray(samples_ms, dtype=np.float64)
-    p50, p90, p95, p99 = (float(x) for x in np.percentile(values, PERCENTILES))
-    return Distribution(
-        n=len(values),
-        mean=mean(samples_ms),
-        stdev=stdev(samples_ms),
-        min=float(values.min()),
-        p50=p50,
-        p90=p90,
-        p95=p95,
-        p99=p99,
-        max=float(values.max()),
+def summarise_run(result: RunResult) -> RunSummary:
+    """Return what a run came to."""
+    counted = [sample for sample in result.samples if sample.outcome.end is not End.CANCELLED]
+    answers = [sample for sample in counted if sample.outcome.end is End.ANSWER]
+    duration_s = _duration_s(counted)
+    output_tokens = sum(sample.output_tokens for sample in answers)
+    slo = result.spec.slo
+    n_good = None if slo is None else sum(is_good(sample, slo) for sample in answers)
+    drafted, accepted = _drafts(answers)
+    errors = Counter(code for sample in counted if (code := error_code(sample.outcome)) is not None)
+    with_schema = [sample.is_valid for sample in answers if sample.is_valid is not None]
+    found: dict[str, float | None] = {
+        "error": _ratio(len(counted) - len(answers), len(counted)),
+        "goodput": _ratio(n_good, len(counted)),
+        "request_goodput": _ratio(n_good, duration_s),
+        "request_throughput": _ratio(len(answers), duration_s),
+        "output_throughput": _ratio(output_tokens, duration_s),
+        "valid_share": _ratio(sum(with_schema), len(with_schema)),
+        "accepted_share": _ratio(accepted, drafted),
+        "peak_memory": result.resources.peak_memory_bytes,
+        "joules_per_token": _ratio(result.resources.joules, output_tokens),
+        "ready": _ready_ms(result.server),
+    }
+    prompt_tokens = _prompt_tokens(answers)
+    total_tokens = None if prompt_tokens is None else prompt_tokens + output_tokens
+    cached_tokens, of_tokens = _cached(answers)
+    return RunSummary(
+        duration_s=duration_s,
+        n_requests=len(counted),
+        n_answers=len(answers),
+        n_cancelled=len(result.samples) - len(counted),
+        n_by_end=dict(Counter(sample.outcome.end.value for sample in counted)),
+        n_by_error=dict(errors),
+        n_good=n_good,
+        n_over_limit=sum(sample.is_over_limit for sample in answers),
+        n_with_schema=len(with_schema),
+        n_valid=sum(with_schema),
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        cached_tokens=cached_tokens,
+        drafted_tokens=drafted,
+        accepted_draft_tokens=accepted,
+        max_output_tokens_per_s=max_tokens_in_a_second(answers),
+        max_concurrent_requests=max_concurrent([sample.outcome for sample in answers]),
+        client_cpu_ms_per_token=_ratio(1e3 * result.client_cpu_s, output_tokens),
+        latencies=_latencies(answers),
+        scalars=found
+        | {
+            "total_token_throughput": _ratio(total_tokens, duration_s),
+            "cached_share": _ratio(cached_tokens, of_tokens),
+        },
     )
 
 
-def ttft_ms(outcome: Outcome) -> float | None:
-    """Return the milliseconds from when a request was due to its first piece of text; None without one."""
-    return 1e3 * (outcome.token_s[0] - outcome.due_s) if outcome.token_s else None
+def is_good(sample: Sample, slo: Slo) -> bool:
+    """Say whether one request kept the objective: a proper answer, each latency that is limited within its limit.
 
-
-def e2e_ms(outcome: Outcome) -> float:
-    """Return the milliseconds from when a request was due to its end."""
-    return 1e3 * (outcome.ended_s - outcome.due_s)
-
-
-def itl_ms(outcome: Outcome) -> list[float]:
-    """Return the milliseconds between the pieces of text of a stream.
-
-    Pieces that came at the same moment were one piece: a server may send several events at once.
+    For a limit on itl the request's own gaps are taken at the limit's own statistic. An answer of one
+    piece has no pace and keeps limits on it; any other latency that was not measured is not within.
     """
-    moments = sorted(set(outcome.token_s))
-    return [1e3 * (b - a) for a, b in pairwise(moments)]
+    if sample.outcome.end is not End.ANSWER:
+        return False
+    found = latencies_ms(sample.outcome, sample.output_tokens)
+    for limit in slo.limits:
+        if limit.measure.base == "itl":
+            gaps = distribution(found["itl"])
+            if gaps is not None and not limit.holds(gaps.at(limit.measure.statistic)):
+                return False
+    bounds = slo.request_bounds_ms()
+    return all(_is_within(name, found[name], bound) for name, bound in bounds.items() if name != "itl")
 
 
-def tpot_ms(outcome: Outcome) -> float | None:
-    """Return the milliseconds a token after the first; None for answers of one token."""
-    n_tokens = outcome.completion_tokens or len(outcome.token_s)
-    if n_tokens < 2 or len(outcome.token_s) < 2:
-        return None
-    return 1e3 * (outcome.token_s[-1] - outcome.token_s[0]) / (n_tokens - 1)
+def _is_within(name: str, values: Sequence[float], bound_ms: float) -> bool:
+    return values[0] <= bound_ms if values else name == "tpot"
 
 
-@dataclass(slots=True)
-class Tally:
-    """Collects a run's figures request by request, so that a long run need not keep its outcomes.
+def max_tokens_in_a_second(answers: Iterable[Sample]) -> float:
+    """Return the most output tokens in one of the seconds counted from when the first answer's request was sent.
 
-    One owner. Memory: some bytes a token for `itl_ms`, less for the rest.
+    As vLLM's serving benchmark counts them, only that a piece of several tokens counts as several.
     """
-
-    _n: int = 0
-    _begin_s: float | None = None
-    _end_s: float = 0.0
-    _ends: Counter[str] = field(default_factory=Counter)
-    _errors: Counter[str] = field(default_factory=Counter)
-    _faults: Counter[str] = field(default_factory=Counter)
-    _tokens: Counter[str] = field(default_factory=Counter)
-    _samples: dict[str, list[float]] = field(
-        default_factory=lambda: {name: [] for name in ("ttft", "answer", "itl", "tpot", "e2e", "queue")}
-    )
-
-    def add(self, outcome: Outcome) -> None:
-        """Count one outcome."""
-        self._n += 1
-        begin_s = outcome.due_s if self._begin_s is None else min(self._begin_s, outcome.due_s)
-        self._begin_s, self._end_s = begin_s, max(self._end_s, outcome.ended_s)
-        self._ends[outcome.end.value] += 1
-        if outcome.end in (End.REFUSED, End.ERROR_EVENT):
-            self._errors[outcome.error_code or f"status {outcome.status}"] += 1
-        if outcome.fault:
-            self._faults[outcome.fault] += 1
-        self._tokens["prompt"] += outcome.prompt_tokens or 0
-        self._tokens["cached"] += outcome.cached_tokens or 0
-        self._tokens["completion"] += (
-            len(outcome.token_s) if outcome.completion_tokens is None else outcome.completion_tokens
-        )
-        if outcome.end is End.ANSWER:
-            self._sample(outcome)
-
-    def _sample(self, outcome: Outcome) -> None:
-        samples = self._samples
-        samples["e2e"].append(e2e_ms(outcome))
-        queue_ms = (outcome.timings or {}).get("queue_ms")
-        if isinstance(queue_ms, (int, float)):
-            samples["queue"].append(float(queue_ms))
-        first_ms, pace_ms = ttft_ms(outcome), tpot_ms(outcome)
-        if first_ms is not None:
-            samples["ttft"].append(first_ms)
-        if outcome.answer_s is not None:
-            samples["answer"].append(1e3 * (outcome.answer_s - outcome.due_s))
-        if pace_ms is not None:
-            samples["tpot"].append(pace_ms)
-        samples["itl"] += itl_ms(outcome)
-
-    def summary(self) -> Summary:
-        """Return what it came to so far. The duration is from the first request due to the last end."""
-        duration_s = self._end_s - self._begin_s if self._begin_s is not None else 0.0
-        samples, n_answers = self._samples, self._ends[End.ANSWER.value]
-        return Summary(
-            duration_s=duration_s,
-            n_requests=self._n,
-            n_by_end=dict(self._ends),
-            n_by_error=dict(self._errors),
-            faults=dict(self._faults),
-            prompt_tokens=self._tokens["prompt"],
-            completion_tokens=self._tokens["completion"],
-            cached_tokens=self._tokens["cached"],
-            output_tokens_per_s=self._tokens["completion"] / duration_s if duration_s else 0.0,
-            requests_per_s=n_answers / duration_s if duration_s else 0.0,
-            ttft_ms=distribution(samples["ttft"]),
-            answer_ttft_ms=distribution(samples["answer"]),
-            itl_ms=distribution(samples["itl"]),
-            tpot_ms=distribution(samples["tpot"]),
-            e2e_ms=distribution(samples["e2e"]),
-            queue_ms=distribution(samples["queue"]),
-        )
+    found = [(s.outcome, s.output_tokens / len(s.outcome.token_s)) for s in answers if s.outcome.token_s]
+    if not found:
+        return 0.0
+    begun_s = min(outcome.started_s for outcome, _ in found)
+    seconds = np.concatenate([np.asarray(outcome.token_s) - begun_s for outcome, _ in found]).astype(np.int64)
+    weights = np.concatenate([np.full(len(outcome.token_s), tokens) for outcome, tokens in found])
+    return float(np.bincount(np.maximum(seconds, 0), weights=weights).max())
 
 
-def summarise(outcomes: Iterable[Outcome]) -> Summary:
-    """Return what these outcomes came to."""
-    tally = Tally()
-    for outcome in outcomes:
-        tally.add(outcome)
-    return tally.summary()
+def max_concurrent(answers: Iterable[Outcome]) -> int:
+    """Return how many of these were under way at one moment, each from when it was sent to just before its end."""
+    steps = [(outcome.started_s, 1) for outcome in answers]
+    steps += [(outcome.ended_s, -1) for outcome in answers]
+    level = most = 0
+    for _, step in sorted(steps):  # of the same moment, ends come first
+        level += step
+        most = max(most, level)
+    return most
+
+
+def _duration_s(counted: Sequence[Sample]) -> float:
+    if not counted:
+        return 0.0
+    return max(s.outcome.ended_s for s in counted) - min(s.outcome.due_s for s in counted)
+
+
+def _latencies(answers: Iterable[Sample]) -> dict[str, Distribution]:
+    samples: dict[str, list[float]] = {name: [] for name in LATENCIES}
+    for sample in answers:
+        for name, values in latencies_ms(sample.outcome, sample.output_tokens).items():
+            samples[name] += values
+    return {name: found for name, values in samples.items() if (found := distribution(values)) is not None}
+
+
+def _prompt_tokens(answers: Iterable[Sample]) -> int | None:
+    """Return the sum over answers; None where one does not tell, or there is none."""
+    told = [sample.outcome.prompt_tokens for sample in answers]
+    known = [n for n in told if n is not None]
+    return sum(known) if known and len(known) == len(told) else None
+
+
+def _cached(answers: Iterable[Sample]) -> tuple[int | None, int]:
+    """Return the cached tokens told and the prompt tokens they are a part of; None where no answer tells.
+
+    Where some tell, an answer that does not had none: servers leave a zero away.
+    """
+    told = [s.outcome for s in answers if s.outcome.prompt_tokens is not None]
+    cached = [outcome.cached_tokens for outcome in told if outcome.cached_tokens is not None]
+    return (sum(cached) if cached else None), sum(outcome.prompt_tokens or 0 for outcome in told)
+
+
+def _drafts(answers: Iterable[Sample]) -> tuple[int | None, int | None]:
+    """Return the tokens drafted and those of them accepted; None where no answer tells."""
+    told = [
+        (outcome.accepted_draft_tokens, outcome.rejected_draft_tokens or 0)
+        for outcome in (sample.outcome for sample in answers)
+        if outcome.accepted_draft_tokens is not None
+    ]
+    if not told:
+        return None, None
+    accepted = sum(n for n, _ in told)
+    return accepted + sum(n for _, n in told), accepted
+
+
+def _ready_ms(server: Mapping[str, object]) -> float | None:
+    ready_s = server.get("ready_s")
+    return 1e3 * ready_s if isinstance(ready_s, (int, float)) else None
+
+
+def _ratio(part: float | None, whole: float | None) -> float | None:
+    return part / whole if part is not None and whole else None
