@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import platform
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from localllm.bench.machine.changes import gib, machine_changes, software_changes
+from localllm.bench.machine.gpu import gpus
+from localllm.bench.machine.power import power_source
+from localllm.bench.machine.versions import git_state, llama_cpp_commit, version, wheel_tags
 from localllm.models.info import ModelInfo
 
 DISTRIBUTIONS = ("localllm", "llama-cpp-python", "numpy")
 GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 
 
-def begin(info: ModelInfo) -> dict[str, Any]:
-    """Return what is known before anything is measured. Hashes the model, unless its hash is remembered."""
-    return {"machine": machine(), "software": software(), "model": model(info), "load_average_before": load_average()}
+def begin(info: ModelInfo | None, *, native: bool = False) -> dict[str, Any]:
+    """Return what is known before anything is measured. Hashes the model, unless its hash is remembered.
+
+    `info` None: its files are not known here. `native`: see `software`.
+    """
+    found: dict[str, Any] = {"machine": machine(), "software": software(native=native)}
+    found["fingerprint_id"] = fingerprint_id(found)
+    return found | {"model": None if info is None else model(info), "load_average_before": load_average()}
 
 
 def end(found: dict[str, Any]) -> None:
@@ -43,12 +52,16 @@ def model(info: ModelInfo) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """Return the facts that stay while the machine is up: CPU, cores, memory, system."""
+    """Return the facts that stay while the machine is up: CPU, cores, memory, GPUs, system, what feeds it."""
     from localllm.backends.cpu.probe import probe
 
+    cpu = _plain(asdict(probe()))
     return {
-        "cpu": _plain(asdict(probe())),
+        "cpu": cpu,
+        "quota_cores": cpu.pop("quota_cores"),
         "governor": governor(),
+        "gpu": gpus(),
+        "power": power_source(),
         "ram_bytes": ram_bytes(),
         "os": f"{platform.system()} {platform.release()}",
         "os_name": os_name(),
@@ -56,16 +69,45 @@ def machine() -> dict[str, Any]:
     }
 
 
-def software() -> dict[str, Any]:
-    """Return versions: Python, the distributions that matter, the native wheel's tags, our own commit."""
-    versions = {name: _version(name) for name in DISTRIBUTIONS}
+def software(*, native: bool = False) -> dict[str, Any]:
+    """Return versions: Python, the distributions that matter, the native wheel's tags, our own commit.
+
+    With `native`, llama.cpp's commit too: that loads the library. Raises NativeUnavailable then.
+    """
+    versions = {name: version(name) for name in DISTRIBUTIONS}
     return {
         "python": platform.python_version(),
         "executable_bits": 64 if sys.maxsize > 2**32 else 32,
         **versions,
         "wheel": wheel_tags("llama-cpp-python"),
         "git": git_state(Path(__file__).parents[2]),
+        "llama.cpp": llama_cpp_commit() if native else None,
     }
+
+
+def fingerprint_id(document: Mapping[str, Any]) -> str:
+    """Return what tells machines apart: 16 hexadecimal digits over the part of a fingerprint that stays.
+
+    Not in it: load, software, and what is different at every boot. "" where no machine is told of.
+    """
+    found = document.get("machine")
+    if not found:
+        return ""
+    cpu = found.get("cpu") or {}
+    lasting = {
+        "cpu": [cpu.get("name"), sorted(cpu.get("features") or ()), cpu.get("n_usable")],
+        "quota_cores": found.get("quota_cores", cpu.get("quota_cores")),
+        "ram_gib": int((found.get("ram_bytes") or 0) // 2**30),  # some kilobytes come and go with the kernel
+        "gpu": [[card.get("name"), card.get("driver")] for card in found.get("gpu") or ()],
+        "os": [found.get("os_name"), found.get("os"), found.get("architecture")],
+        "power": found.get("power"),
+    }
+    return hashlib.sha256(json.dumps(lasting, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each way in which two fingerprints differ: the machine's first, then the software's."""
+    return machine_changes(old, new) + software_changes(old, new)
 
 
 def load_average() -> list[float] | None:
@@ -99,41 +141,6 @@ def os_name() -> str:
         return ""
 
 
-def wheel_tags(distribution: str) -> list[str]:
-    """Return the tags of the wheel that a distribution was installed from; [] where it is not known."""
-    try:
-        text = metadata.distribution(distribution).read_text("WHEEL") or ""
-    except metadata.PackageNotFoundError:
-        return []
-    return [line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("Tag:")]
-
-
-def git_state(folder: Path) -> dict[str, Any] | None:
-    """Return our commit and whether files differ from it; None outside a checkout of the project."""
-    if not (folder.parent / ".git").exists():
-        return None
-    commit = _git(folder, "rev-parse", "--short=12", "HEAD")
-    status = _git(folder, "status", "--porcelain", "--untracked-files=no")
-    return None if commit is None else {"commit": commit, "dirty": bool(status)}
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def _plain(value: Any) -> Any:
     """Return `value` in what JSON has: sets in order, paths as text."""
     if isinstance(value, Mapping):
@@ -154,6 +161,6 @@ def _line_parts(document: Mapping[str, Any]) -> Iterator[str]:
     found, made = document["machine"], document["software"]
     yield found["cpu"]["name"]
     yield f"{found['cpu']['n_usable']} of {found['cpu']['n_cores']} cores"
-    yield f"{found['ram_bytes'] / 2**30:.1f} GiB"
+    yield gib(found["ram_bytes"])
     yield found["os_name"] or found["os"]
     yield f"llama-cpp-python {made['llama-cpp-python']}"
