@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import msgspec
 
@@ -48,17 +48,28 @@ class Target:
         cls, url: str, *, key: str | None = None, timeout_s: float = 600.0, tls: ssl.SSLContext | None = None
     ) -> Target:
         """Return the target of `http://host:port/v1` or a server's root. Raises UsageError."""
-        parts = urlsplit(url if "//" in url else f"http://{url}")
+        wrong = UsageError(f"{_without_login(url)} is no address of a server.", "http://127.0.0.1:8080")
         try:
+            parts = urlsplit(url if "//" in url else f"http://{url}")
             port = parts.port
-        except ValueError:
-            port = 0
-        if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-            raise UsageError(f"{url} is no address of a server.", "http://127.0.0.1:8080")
+            host = (parts.hostname or "").encode("idna").decode()
+        except ValueError:  # UnicodeError too
+            raise wrong from None
+        if parts.scheme not in ("http", "https") or not host or port == 0:
+            raise wrong
+        if parts.username is not None:
+            raise UsageError("A URL of a server holds no name or password here.", "export LOCALLLM_API_KEY=...")
+        if key and not (key.isascii() and key.isprintable()):
+            raise UsageError("The API key holds what no header can carry.", "export LOCALLLM_API_KEY=... again")
         context = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
         headers = (("authorization", f"Bearer {key}"),) if key else ()
-        prefix = parts.path.rstrip("/").removesuffix("/v1")
-        return cls(parts.hostname, port or (443 if context else 80), prefix, context, headers, timeout_s)
+        prefix = quote(parts.path.rstrip("/").removesuffix("/v1"), safe="/%:@!$&'()*+,;=~")
+        return cls(host, port or (443 if context else 80), prefix, context, headers, timeout_s)
+
+
+def _without_login(url: str) -> str:
+    """Return `url` as it may be shown: nothing before an @ in it."""
+    return url.rpartition("@")[2] if "@" in url else url
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +100,9 @@ class Outcome:
 
     `due_s`: when it was to be sent (an open loop's clock), `started_s`: when it was. `fault`: why
     the end is not a proper one. `text` is "" unless it was asked for. `n_sends`: 2 where the
-    connection turned out to have been closed while it was idle.
+    connection turned out to have been closed while it was idle. `ended_s`: when the last byte of
+    the answer came. `accepted_draft_tokens`, `rejected_draft_tokens`: what became of the server's
+    speculation. `tool_calls`: whether the answer called a tool.
     """
 
     label: str
@@ -106,6 +119,9 @@ class Outcome:
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
+    accepted_draft_tokens: int | None = None
+    rejected_draft_tokens: int | None = None
+    tool_calls: bool = False
     finish_reasons: tuple[str, ...] = ()
     error_code: str | None = None
     error_message: str = ""

@@ -7,8 +7,14 @@ from localllm.bench.client.http1 import AnswerReader, EventSplitter, Malformed, 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-def read(data: bytes, piece_bytes: int) -> tuple[AnswerReader, bytes]:
+def asked() -> AnswerReader:
     reader = AnswerReader()
+    reader.request("GET", "/", [("host", "box")], b"")
+    return reader
+
+
+def read(data: bytes, piece_bytes: int) -> tuple[AnswerReader, bytes]:
+    reader = asked()
     body = b""
     for start in range(0, len(data), piece_bytes):
         body += b"".join(reader.feed(data[start : start + piece_bytes]))
@@ -79,7 +85,7 @@ def test_an_end_within_the_answer_is_no_proper_end(data: bytes) -> None:
 )
 def test_what_is_no_answer_is_malformed(data: bytes) -> None:
     with pytest.raises(Malformed):
-        AnswerReader().feed(data)
+        asked().feed(data)
 
 
 @pytest.mark.parametrize(
