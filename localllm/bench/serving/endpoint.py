@@ -1,4 +1,4 @@
-"""Finds out what answers at an address: whether it is an OpenAI endpoint, which models it has, what it tells of itself."""
+"""Finds out what answers at an address: whether it is an OpenAI endpoint, its models, what it tells of itself."""
 
 from __future__ import annotations
 
@@ -149,7 +149,9 @@ def _entries(address: str, reply: Reply) -> list[Mapping[str, Any]]:
             f"{address} is no OpenAI endpoint: it answers /v1/models with {what}.",
             "give the address that /v1 follows, as http://127.0.0.1:8080",
         )
-    entries = [entry for entry in data if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
+    entries: list[Mapping[str, Any]] = [
+        entry for entry in data if isinstance(entry, dict) and isinstance(entry.get("id"), str)
+    ]
     if not entries:
         raise ServerUnreachable(f"{address} serves no model.", "load one there, and ask again")
     return entries

@@ -11,8 +11,8 @@ FORMAT_HELP = "Form of what is written to stdout; --json is short for --format j
 """Of every verb's `--format`; which forms there are, its metavar says."""
 
 _WORKLOAD_HELP = (
-    "What is asked: chat, rag, agent, code-edit, json, story, fim, batch, mixed:chat=.6,rag=.3,story=.1 or replay:FILE; "
-    "NAME:key=value,... sets its lengths, cache=cold+warm+restart what the server may have computed before."
+    "What is asked: chat, rag, agent, code-edit, json, story, fim, batch, mixed:chat=.6,rag=.3,story=.1 or "
+    "replay:FILE; NAME:key=value,... sets its lengths, cache=cold+warm+restart what was computed before."
 )
 _REQUESTS_HELP = "Counted requests of a run. Default: 32, without limit under --duration, all of a trace."
 _CONCURRENCY_HELP = (

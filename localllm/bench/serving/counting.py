@@ -1,0 +1,80 @@
+"""Turns the outcomes of a run into its samples, after it: tokens counted, answers judged, oddities in sentences."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from localllm.bench.client.calls import End, Outcome
+from localllm.bench.serving.endpoint import Endpoint, count_tokens
+from localllm.bench.serving.result import Sample
+from localllm.bench.serving.trying import failure_of
+from localllm.bench.serving.wire import is_valid
+from localllm.bench.workloads.ask import Ask
+
+USAGE, SERVER, PIECES = "usage", "server tokenizer", "pieces"
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The samples of a run. `token_source`: how the tokens of those were counted that came without usage."""
+
+    samples: tuple[Sample, ...]
+    token_source: str
+    notes: tuple[str, ...]
+
+
+async def count(endpoint: Endpoint, asks: Sequence[Ask], outcomes: Sequence[Outcome]) -> Counted:
+    """Return the samples of `outcomes`, whose labels are places in `asks`."""
+    token_source, n_without = USAGE, 0
+    samples: list[Sample] = []
+    for outcome in outcomes:
+        ask = asks[int(outcome.label)]
+        n_tokens = outcome.completion_tokens
+        if n_tokens is None:
+            counted = await _counted(endpoint, outcome) if token_source != PIECES else None
+            n_tokens = len(outcome.token_s) if counted is None else counted
+            if outcome.end is End.ANSWER:
+                n_without += 1
+                token_source = PIECES if counted is None else SERVER
+        valid = is_valid(ask, outcome.text) if outcome.end is End.ANSWER else None
+        samples.append(Sample(outcome, ask.kind, ask.max_tokens, n_tokens, valid))
+    notes = tuple(_notes(samples, n_without, token_source))
+    return Counted(tuple(samples), token_source, notes)
+
+
+async def _counted(endpoint: Endpoint, outcome: Outcome) -> int | None:
+    if outcome.end is not End.ANSWER or not outcome.text:
+        return None
+    return await count_tokens(endpoint, outcome.text)
+
+
+def _notes(samples: Sequence[Sample], n_without: int, token_source: str) -> Iterator[str]:
+    n = len(samples)
+    if n_without:
+        how = "their tokens are those that the server's /tokenize counts in their text"
+        if token_source == PIECES:
+            how = "their pieces of text are counted as tokens"
+        yield f"{n_without} of {n} answers came without usage; {how}"
+    n_over = sum(sample.is_over_limit for sample in samples if sample.outcome.end is End.ANSWER)
+    if n_over:
+        yield f"{n_over} of {n} answers are longer than their max_tokens: the server does not keep it"
+    failures: dict[End, list[Outcome]] = {}
+    for sample in samples:
+        if sample.outcome.end is not End.ANSWER:
+            failures.setdefault(sample.outcome.end, []).append(sample.outcome)
+    for end, some in failures.items():
+        (commonest, _), *_ = Counter(failure_of(outcome) for outcome in some).most_common(1)
+        yield f"{len(some)} of {n} requests {_BECAME[end]}: {commonest}"
+
+
+_BECAME = {
+    End.REFUSED: "were refused",
+    End.ERROR_EVENT: "ended in an error",
+    End.LOST: "were lost",
+    End.MALFORMED: "got an answer that breaks the rules",
+    End.TIMED_OUT: "timed out",
+    End.UNREACHABLE: "reached no server",
+    End.CANCELLED: "were cancelled",
+}
