@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from types import TracebackType
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import psutil
 
@@ -37,15 +37,17 @@ _REFUSALS: Mapping[int, type[LocalLLMError]] = {2: UsageError, 3: ModelRefused, 
 class Starting:
     """How a server is started.
 
-    `command`: words, {port} and {model} in them stand for a free port and the model (a path or a
-    name); "localllm" as the first is this program. `variables` are set in its environment, which
-    is ours else. `folder`: where it runs. `key`: the bearer key it asks for.
+    `command`: words; "localllm" as the first is this program. `variables` are set in its
+    environment, which is ours else. In both {port} and {model} stand for a free port and the model
+    (a path or a name). `serves`: which of its models is meant, where it lists several. `folder`:
+    where it runs. `key`: the bearer key it asks for.
     """
 
     name: str
     command: tuple[str, ...]
     model: str = ""
     variables: Mapping[str, str] = field(default_factory=dict)
+    serves: str = ""
     folder: Path | None = None
     key: str | None = None
     ready_timeout_s: float = READY_TIMEOUT_S
@@ -57,9 +59,16 @@ class Starting:
 
     def words(self, port: int) -> list[str]:
         """Return the command line for a port."""
-        known = {"port": str(port), "model": self.model}
-        words = [_PLACEHOLDER.sub(lambda found: known.get(found[1], found[0]), word) for word in self.command]
+        words = [self._filled(word, port) for word in self.command]
         return [sys.executable, "-m", OURS, *words[1:]] if self.is_ours else words
+
+    def environment(self, port: int) -> dict[str, str]:
+        """Return the variables for a port."""
+        return {name: self._filled(value, port) for name, value in self.variables.items()}
+
+    def _filled(self, text: str, port: int) -> str:
+        known = {"port": str(port), "model": self.model}
+        return _PLACEHOLDER.sub(lambda found: known.get(found[1], found[0]), text)
 
 
 class StartedServer:
@@ -82,8 +91,8 @@ class StartedServer:
 
     @property
     def url(self) -> str:
-        """Where it answers; "" before it was started."""
-        return f"http://{_HOST}:{self._port}" if self._port else ""
+        """Where it answers, with the model that is meant; "" before it was started."""
+        return chosen(f"http://{_HOST}:{self._port}", self._starting.serves) if self._port else ""
 
     @property
     def ready_s(self) -> float | None:
@@ -140,7 +149,7 @@ class StartedServer:
     def _spawned(self) -> ProcessTree:
         words = self._starting.words(self._port)
         try:
-            return ProcessTree(words, self._starting.variables, self._starting.folder)
+            return ProcessTree(words, self._starting.environment(self._port), self._starting.folder)
         except (FileNotFoundError, NotADirectoryError):
             raise UsageError(
                 f"{self.name}: there is no program {words[0]}.", f"install it, or give its path: {pasteable(*words)}"
@@ -218,6 +227,11 @@ def own_server(model: str, flags: Sequence[str] = (), *, name: str = OURS) -> St
     """
     command = (OURS, "serve", "{model}", "--host", _HOST, "--port", "{port}", *flags)
     return StartedServer(Starting(name, command, model))
+
+
+def chosen(url: str, model: str) -> str:
+    """Return the address of one of a server's models; of its first where `model` is ""."""
+    return f"{url}?model={quote(model, safe='')}" if model else url
 
 
 def placeholders(words: Sequence[str]) -> list[str]:

@@ -1,0 +1,141 @@
+"""What a contract says, checked: models, candidates, what is measured, and the rules to keep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from localllm.bench.measures import Measure, text_of
+from localllm.bench.serving.spec import Api, Cache, Load, RunSpec
+from localllm.bench.slo import Slo
+from localllm.bench.workloads.ask import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model of a contract: exactly one of a file here, a reference as `localllm pull` takes it, a server's own name.
+
+    `sha256` and `quant`: what the file must be; "" = not said. `place`: where the contract names it.
+    """
+
+    name: str
+    file: Path | None = None
+    reference: str = ""
+    named: str = ""
+    sha256: str = ""
+    quant: str = ""
+    place: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One server to measure: a command that starts it, or its URL.
+
+    `serves`: the model's name at the server; "" = the first that it lists.
+    """
+
+    name: str
+    model: Model
+    command: tuple[str, ...] = ()
+    url: str = ""
+    api: Api = "openai-chat"
+    variables: Mapping[str, str] = field(default_factory=dict)
+    serves: str = ""
+    is_best: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What every candidate is measured at. `by`: the measure that ranks them."""
+
+    workload: Workload
+    cache: Cache
+    load: Load
+    by: Measure
+    n_requests: int | None
+    duration_s: float | None = None
+    slo: Slo | None = None
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Workload, cache and load as documents spell them: equal for equal cells."""
+        return self.workload.spec, self.cache.value, str(self.load)
+
+    def spec(self, *, n_warmup: int, seed: int, fills_length: bool) -> RunSpec:
+        """Return one run of it."""
+        return RunSpec(
+            workload=self.workload,
+            load=self.load,
+            cache=self.cache,
+            n_requests=self.n_requests,
+            duration_s=self.duration_s,
+            n_warmup=n_warmup,
+            seed=seed,
+            slo=self.slo,
+            fills_length=fills_length,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A success rule at one cell; `cell` None = of the server, not of a run (its start).
+
+    The bounds are in the measure's own unit or, with `over`, times that candidate's value.
+    """
+
+    number: int
+    measure: Measure
+    candidate: str
+    cell: tuple[str, str, str] | None
+    at_most: float | None = None
+    at_least: float | None = None
+    over: str = ""
+
+    @property
+    def text(self) -> str:
+        """What is asked, as a sentence without its end."""
+        bounds = [(word, self._spelled(bound)) for word, bound in self.bounds]
+        asked = " and ".join(f"{word} {bound}" for word, bound in bounds)
+        against = f" that of {self.over}" if self.over else ""
+        where = "" if self.cell is None else f" ({', '.join(self.cell)})"
+        return f"{self.candidate}: {self.measure.name} {asked}{against}{where}"
+
+    @property
+    def bounds(self) -> Iterator[tuple[str, float]]:
+        """The bounds that are set, with their words."""
+        if self.at_most is not None:
+            yield "at most", self.at_most
+        if self.at_least is not None:
+            yield "at least", self.at_least
+
+    def holds(self, value: float) -> bool:
+        """Say whether `value` keeps both bounds."""
+        return (self.at_most is None or value <= self.at_most) and (self.at_least is None or value >= self.at_least)
+
+    def _spelled(self, bound: float) -> str:
+        return f"{bound:g} x" if self.over else text_of(self.measure, bound)
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """An evaluation written down before anything is measured.
+
+    `document`: as it was written, for the result; `sha256`: of its bytes. `folder`: what its paths
+    are relative to, and where its commands run.
+    """
+
+    title: str
+    rounds: int
+    seed: int
+    n_warmup: int
+    max_repeats: int
+    ready_timeout_s: float
+    models: tuple[Model, ...]
+    candidates: tuple[Candidate, ...]
+    cells: tuple[Cell, ...]
+    rules: tuple[Rule, ...]
+    document: Mapping[str, Any]
+    sha256: str
+    folder: Path
