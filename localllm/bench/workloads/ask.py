@@ -41,7 +41,12 @@ class Ask:
             return replace(self, prompt=f"# {salt}\n{self.prompt}")
         first = dict(self.messages[0])
         first["content"] = f"[{salt}] {first.get('content') or ''}"
-        return replace(self, messages=(first, *self.messages[1:]))
+        tools = self.tools
+        if tools:  # many templates write them before the first message
+            function = dict(tools[0]["function"])
+            function["description"] = f"[{salt}] {function.get('description') or ''}"
+            tools = ({**tools[0], "function": function}, *tools[1:])
+        return replace(self, messages=(first, *self.messages[1:]), tools=tools)
 
     def sibling(self) -> Ask:
         """Return an ask that shares this one's prefix and nothing after it, with an answer of one token."""
