@@ -16,6 +16,7 @@ from localllm.bench.client.http1 import data_of
 from localllm.bench.client.loose import as_count, as_dict, as_list, as_text
 
 MAX_MESSAGE_CHARS = 1000
+CUT = "the last event was cut"
 _NO_END = "the stream ended without [DONE] or an error event"
 
 
@@ -77,7 +78,7 @@ class StreamFold:
         if data_of(rest) == b"[DONE]":  # the last line break is missing: nothing is lost
             _terminal(answer, "done")
         elif rest:
-            answer.faults.append("the last event was cut")
+            answer.faults.append(CUT)
         if not answer.terminals:
             answer.faults.append(_NO_END)
         elif answer.terminals == ["done"] and not answer.finish_reasons:

@@ -1,4 +1,4 @@
-"""What the client itself costs: CPU time a token and its part of the latencies, found on a server that costs nothing."""
+"""What the client itself costs: CPU time a token, and its part of latencies, found on a server that costs nothing."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from localllm.bench.client.answers import Answer, StreamFold, fold_body
+from localllm.bench.client.answers import CUT, Answer, StreamFold, fold_body
 from localllm.bench.client.calls import Call, End, Outcome
 from localllm.bench.client.http1 import AnswerReader, EventSplitter, Malformed
 
@@ -140,7 +140,7 @@ class Exchange:
         if self.end is not None:
             return self.end, self._fault
         if self._is_stream and not answer.terminals:
-            return End.LOST, answer.faults[-1] if self._splitter.rest == b"" else answer.faults[-2]
+            return End.LOST, CUT if self._splitter.rest else answer.faults[-1]
         if answer.faults:
             return End.MALFORMED, answer.faults[0]
         if status is not None and status >= 400:

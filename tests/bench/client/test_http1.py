@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from localllm.bench.client.http1 import AnswerReader, EventSplitter, Malformed, data_of
+from localllm.errors import UsageError
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -86,6 +89,49 @@ def test_an_end_within_the_answer_is_no_proper_end(data: bytes) -> None:
 def test_what_is_no_answer_is_malformed(data: bytes) -> None:
     with pytest.raises(Malformed):
         asked().feed(data)
+
+
+def test_what_is_malformed_is_told_without_its_bytes() -> None:
+    with pytest.raises(Malformed) as told:
+        asked().feed(b"HTTP/1.1 200 OK\r\nsecret words of a prompt\r\n\r\n")
+    assert "secret" not in str(told.value)
+    assert "header" in str(told.value)
+
+
+PIECES = st.sampled_from(
+    [
+        *(b"HTTP/1.1 200 OK\r\n", b"HTTP/1.0 404 No\r\n", b"HTTP/1.1 100 Go\r\n\r\n", b"HTTP/1.1 101 Up\r\n\r\n"),
+        *(b"content-length: 3\r\n", b"content-length: 4\r\n", b"content-length: " + b"9" * 5000 + b"\r\n"),
+        *(b"transfer-encoding: chunked\r\n", b"transfer-encoding: gzip\r\n", b"connection: close\r\n", b" folded\r\n"),
+        *(b"\r\n", b"\n", b"3\r\nabc\r\n", b"ffffffffffffffffffff\r\n", b"0\r\n\r\n", b"abc", b"\xff\x00", b":", b""),
+    ]
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(pieces=st.lists(PIECES, max_size=8))
+def test_whatever_arrives_is_read_or_malformed(pieces: list[bytes]) -> None:
+    reader = asked()
+    try:
+        for piece in pieces:
+            reader.feed(piece)
+    except Malformed:
+        assert not reader.keeps_alive
+    reader.end()
+    assert reader.has_begun is any(pieces)
+
+
+def test_a_request_is_written_once_and_whole() -> None:
+    written = AnswerReader().request("POST", "/v1/x?y=1", [("host", "box:1"), ("content-length", "2")], b"{}")
+    assert written == b"POST /v1/x?y=1 HTTP/1.1\r\nhost: box:1\r\ncontent-length: 2\r\n\r\n{}"
+
+
+@pytest.mark.parametrize(
+    ("path", "value"), [("/a b", "x"), ("/\u00e4", "x"), ("/", "a\r\nx: y"), ("/", "\u00e4"), ("/", "a\x00")]
+)
+def test_what_http_cannot_carry_is_refused(path: str, value: str) -> None:
+    with pytest.raises(UsageError):
+        AnswerReader().request("GET", path, [("host", "box"), ("x", value)], b"")
 
 
 @pytest.mark.parametrize(

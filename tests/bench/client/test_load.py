@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import time
 from collections.abc import Awaitable, Callable
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from localllm.bench.client.answers import StreamFold
 from localllm.bench.client.calls import Call, End, Outcome, Target
 from localllm.bench.client.client import Client
 from localllm.bench.client.load import closed_loop, open_loop
@@ -326,10 +328,24 @@ def test_urls(url: str, host: str, port: int, prefix: str) -> None:
     assert (target.host, target.port, target.prefix) == (host, port, prefix)
 
 
-@pytest.mark.parametrize("url", ["ftp://x", "http://", "http://x:99999", ""])
+@pytest.mark.parametrize(
+    "url", ["ftp://x", "http://", "http://x:99999", "", "http://[::1", "http://a..b", "http://me:secret@box/v1"]
+)
 def test_what_is_no_url_is_refused(url: str) -> None:
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError) as told:
         Target.of_url(url)
+    assert "secret" not in told.value.message
+
+
+@pytest.mark.parametrize("key", ["a\nb", "k\u00e9y", "\x00"])
+def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(key: str) -> None:
+    with pytest.raises(UsageError) as told:
+        Target.of_url("http://box", key=key)
+    assert key not in told.value.message
+
+
+def test_a_prefix_is_quoted() -> None:
+    assert Target.of_url("http://box/my models/\u00e4/v1").prefix == "/my%20models/%C3%A4"
 
 
 def test_a_closed_loop_keeps_its_connections_and_one_call_a_client() -> None:
@@ -430,3 +446,197 @@ def test_an_open_loop_sends_at_its_times() -> None:
     for outcome, offset_s in zip(outcomes, (0.0, 0.05, 0.1), strict=True):
         assert outcome.due_s == pytest.approx(begun_s + offset_s, abs=0.01)
         assert 0 <= outcome.started_s - outcome.due_s < 0.03
+
+
+async def stop_soon(stop: asyncio.Event, after_s: float = 0.1) -> None:
+    await asyncio.sleep(after_s)
+    stop.set()
+
+
+def test_a_stopped_closed_loop_cancels_what_is_under_way_and_keeps_all() -> None:
+    outcomes: list[Outcome] = []
+    n_drawn = itertools.count()
+
+    async def slow_after_two(seen: Seen, reply: Reply) -> None:
+        if seen.fields.get("n", 0) >= 2:
+            await endless(seen, reply)
+        await story(seen, reply)
+
+    def calls(counter: Any) -> Any:
+        for n in itertools.count():
+            next(counter)
+            yield Call.of("/v1/chat/completions", {"n": n})
+
+    async def work(server: StandIn) -> None:
+        stop = asyncio.Event()
+        stopping = asyncio.create_task(stop_soon(stop))
+        await closed_loop(server.target(), [calls(n_drawn), calls(n_drawn)], outcomes.append, stop=stop)
+        await stopping
+
+    begun_s = time.perf_counter()
+    talk(slow_after_two, work)
+    assert time.perf_counter() - begun_s < 5
+    ends = [outcome.end for outcome in outcomes]
+    assert ends == [End.ANSWER] * 4 + [End.CANCELLED] * 2
+    assert len(outcomes) == next(n_drawn)  # nothing that was drawn is lost
+    assert all(outcome.token_s for outcome in outcomes)
+
+
+def test_a_stopped_open_loop_sends_no_more_and_keeps_what_was_sent() -> None:
+    outcomes: list[Outcome] = []
+
+    async def work(server: StandIn) -> int:
+        stop = asyncio.Event()
+        stopping = asyncio.create_task(stop_soon(stop))
+        arrivals = ((0.02 * n, CHAT) for n in itertools.count())
+        await open_loop(server.target(), arrivals, outcomes.append, stop=stop)
+        await stopping
+        return len(server.seen)
+
+    n_seen = talk(endless, work)
+    assert {outcome.end for outcome in outcomes} == {End.CANCELLED}
+    assert 1 <= n_seen <= len(outcomes) <= 8
+
+
+def test_a_loop_stopped_before_it_began_sends_nothing() -> None:
+    async def work(server: StandIn) -> list[Outcome]:
+        stop = asyncio.Event()
+        stop.set()
+        outcomes: list[Outcome] = []
+        await closed_loop(server.target(), [[CHAT]], outcomes.append, stop=stop)
+        await open_loop(server.target(), [(0.0, CHAT)], outcomes.append, stop=stop)
+        return outcomes
+
+    assert talk(story, work) == []
+
+
+def test_a_stop_does_not_wait_for_a_connection_that_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(*_: Any, **__: Any) -> Any:
+        await asyncio.sleep(60)
+
+    async def run() -> list[Outcome]:
+        monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", never)
+        outcomes: list[Outcome] = []
+        stop = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(stop_soon(stop))
+            await closed_loop(Target("127.0.0.1", 1), [[CHAT]], outcomes.append, stop=stop)
+        return outcomes
+
+    begun_s = time.perf_counter()
+    assert [outcome.end for outcome in asyncio.run(run())] == [End.CANCELLED]
+    assert time.perf_counter() - begun_s < 5
+
+
+def test_a_bound_on_connections_is_told_as_the_clients_own() -> None:
+    async def slow(seen: Seen, reply: Reply) -> None:
+        await asyncio.sleep(0.3)
+        await story(seen, reply)
+
+    outcomes: list[Outcome] = []
+
+    async def work(server: StandIn) -> None:
+        loop = asyncio.get_running_loop()
+        connect, n_open = loop.create_connection, itertools.count(1)
+
+        async def at_most_two(*arguments: Any, **settings: Any) -> Any:
+            if next(n_open) > 2:
+                raise OSError(errno.EMFILE, "Too many open files")
+            return await connect(*arguments, **settings)
+
+        loop.create_connection = at_most_two  # type: ignore[method-assign,assignment]
+        await open_loop(server.target(), [(0.0, CHAT)] * 4, outcomes.append)
+
+    talk(slow, work)
+    assert sorted(outcome.end.value for outcome in outcomes) == ["answer", "answer", "unreachable", "unreachable"]
+    assert all("ulimit -n" in outcome.fault for outcome in outcomes if outcome.end is End.UNREACHABLE)
+
+
+def test_an_answer_ends_when_its_last_byte_came_not_when_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent_s = 0.0
+    slow = StreamFold.take
+
+    def slowly(fold: StreamFold, arrived_s: float, event: bytes) -> None:
+        time.sleep(0.02)
+        slow(fold, arrived_s, event)
+
+    monkeypatch.setattr(StreamFold, "take", slowly)
+
+    async def noted(seen: Seen, reply: Reply) -> None:
+        nonlocal sent_s
+        await story(seen, reply)
+        sent_s = time.perf_counter()
+
+    assert send(noted).ended_s - sent_s < 0.05
+
+
+def test_decoding_a_long_answer_lets_others_be_read() -> None:
+    # While one client decodes its thousands of events, another's pieces keep their times.
+    sent_s: list[float] = []
+
+    async def script(seen: Seen, reply: Reply) -> None:
+        await reply.begin_stream()
+        if seen.fields.get("long"):
+            event = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
+            await reply.chunk(event * 20_000)
+        else:
+            for word in "abcdefghij":
+                await asyncio.sleep(0.02)
+                sent_s.append(time.perf_counter())
+                await reply.text(word)
+        await reply.finish()
+        await reply.end_stream()
+
+    outcomes: list[Outcome] = []
+
+    async def work(server: StandIn) -> None:
+        long = Call.of("/v1/chat/completions", {"long": True}, label="long")
+        await closed_loop(server.target(), [[long], [CHAT]], outcomes.append)
+
+    talk(script, work)
+    [paced] = [outcome for outcome in outcomes if not outcome.label]
+    late_s = sorted(came - went for came, went in zip(paced.token_s, sent_s, strict=True))
+    assert len(outcomes) == 2
+    assert late_s[5] < 0.01  # the long one takes about 100 ms to decode
+
+
+def test_compression_that_was_not_asked_for_is_told() -> None:
+    async def squeezed(seen: Seen, reply: Reply) -> None:
+        assert seen.headers["accept-encoding"] == "identity"
+        await reply.json({}, headers=["content-encoding: gzip"])
+
+    outcome = send(squeezed)
+    assert (outcome.end, outcome.fault) == (End.MALFORMED, "the answer is compressed, which was not asked for")
+
+
+def test_a_stream_of_a_refusal_is_a_refusal() -> None:
+    async def refuse(seen: Seen, reply: Reply) -> None:
+        body = b'data: {"error":{"message":"no","code":"busy"}}\n\n'
+        head = b"HTTP/1.1 503 Busy\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n" % len(body)
+        await reply.raw(head + body)
+
+    outcome = send(refuse)
+    assert (outcome.end, outcome.status, outcome.error_code) == (End.REFUSED, 503, "busy")
+
+
+def test_a_server_that_knows_no_chunks_is_read_to_the_end_of_its_connection() -> None:
+    async def old(seen: Seen, reply: Reply) -> None:
+        await reply.raw(b"HTTP/1.0 200 OK\r\nContent-Type: Text/Event-Stream; charset=utf-8\r\n\r\n")
+        await reply.raw(b'data: {"choices":[{"delta":{"content":"a"},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n')
+        reply.writer.close()
+
+    outcome = send(old)
+    assert (outcome.end, outcome.text) == (End.ANSWER, "a")
+
+
+def test_drafts_and_tool_calls_are_in_the_outcome() -> None:
+    async def calls(seen: Seen, reply: Reply) -> None:
+        await reply.begin_stream()
+        await reply.event({"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0}]}}]})
+        await reply.finish("tool_calls")
+        details = {"accepted_prediction_tokens": 5, "rejected_prediction_tokens": 2}
+        await reply.end_stream(usage={"completion_tokens": 9, "completion_tokens_details": details})
+
+    outcome = send(calls)
+    assert (outcome.accepted_draft_tokens, outcome.rejected_draft_tokens, outcome.tool_calls) == (5, 2, True)
+    assert not send(story).tool_calls
