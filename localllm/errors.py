@@ -135,3 +135,9 @@ class TimedOut(LocalLLMError):
     """`--timeout` passed."""
 
     exit_code, http_status, code = 124, 504, "timeout"
+
+
+class RuleFailed(LocalLLMError):
+    """What `bench` was told to hold does not: a rule of a contract, a bound of `--fail-on`, a golden answer."""
+
+    exit_code, http_status, code = 10, 500, "rule_failed"
