@@ -32,6 +32,7 @@ _CTX_HELP = (
     "Context in tokens, shared by what runs at once; auto: what prompt and answer need (run), 8192 (chat), 16384 "
     "(serve), or less where model or memory set the limit."
 )
+SEED_HELP = "Same seed, same draws. Default of run and chat: a new one each time."
 _FILE_HELP = "Text to add to the prompt, or to the first question of a chat; repeatable; - is stdin (run)."
 
 _MODEL_HELP = "File, directory, hf:org/repo[@revision][:QUANT], alias, or (part of) a stored name."
@@ -145,9 +146,7 @@ class SamplingFlags:
     repeat_penalty: Annotated[
         float | None, option("--repeat-penalty", metavar="X", help="Weaken repeated tokens; 1 = off.")
     ] = None
-    seed: Annotated[
-        int | None, option("--seed", metavar="N", help="Same seed, same draws. Default: a new one each time.")
-    ] = None
+    seed: Annotated[int | None, option("--seed", metavar="N", help=SEED_HELP)] = None
     stop: Annotated[list[str] | None, option("--stop", metavar="TEXT", help="End before this text; repeatable.")] = None
 
 

@@ -55,7 +55,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> FakeMeasure:
         (["bench", "m.gguf", "--format", "csv"], "m.gguf"),
         (["bench", "./engine"], "./engine"),
         (["bench", "engine", "engine"], "engine"),
-        (["bench", "serve"], "serve"),
+        (["bench", "./serve"], "./serve"),
     ],
 )
 def test_a_model_without_sub_command_is_measured(

@@ -22,6 +22,8 @@ from localllm.bench.serving.process_tree import ProcessTree, listeners
 from localllm.errors import LocalLLMError, ModelRefused, NotEnoughMemory, ServerUnreachable, UsageError, pasteable
 
 READY_TIMEOUT_S = 600.0
+HURRIED_S = 2.0
+"""How long a server may take to end where a signal ended the benchmark."""
 PLACEHOLDERS = ("port", "model")
 OURS = "localllm"
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
@@ -117,6 +119,8 @@ class StartedServer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._tree is not None and kind is not None and issubclass(kind, KeyboardInterrupt):
+            self._tree.end(HURRIED_S)  # the user waits
         self.stop()
 
     def start(self) -> None:

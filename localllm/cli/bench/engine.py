@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypeAlias
 
+from localllm.cli.bench.options import FORMAT_HELP
 from localllm.cli.failures import AfterOutput, Manner, told
 from localllm.cli.options import Json, LoadFlags, ModelOrVerb, option
 from localllm.cli.output import Answer, Notes
 from localllm.errors import UsageError
 
-_FORMAT_HELP = "Markdown (the default), one JSON document, JSON lines or CSV."
 Form: TypeAlias = Literal["md", "json", "jsonl", "csv"]
-Format: TypeAlias = Annotated[Form | None, option("--format", metavar="md|json|jsonl|csv", help=_FORMAT_HELP)]
+Format: TypeAlias = Annotated[Form | None, option("--format", metavar="md|json|jsonl|csv", help=FORMAT_HELP)]
 
 
 def engine(model: ModelOrVerb = None, format: Format = None, json: Json = False, *, load: LoadFlags) -> None:
     """Measure prefill, decode, start and memory.
 
-    In process, against a bare loop over llama.cpp; a quiet machine gives the best figures.
+    In process, against a bare loop over llama.cpp; a quiet machine gives the best figures. Written as Markdown unless
+    --format says otherwise.
     """
     if json and format not in (None, "json"):
         raise UsageError(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
-from localllm.cli.options import option
+from localllm.cli.options import SEED_HELP, option
 
 FORMAT_HELP = "Form of what is written to stdout; --json is short for --format json."
 """Of every verb's `--format`; which forms there are, its metavar says."""
@@ -28,21 +29,27 @@ _SLO_HELP = "Limits that make an answer good: ttft_p95=500ms,tpot_p95=60ms,error
 _OUTPUT_HELP = "File for the whole result: JSON, or Markdown or HTML where it ends in .md or .html."
 
 ReportForm: TypeAlias = Literal["text", "md", "json", "html"]
-Report: TypeAlias = Annotated[ReportForm | None, option("--format", metavar="text|md|json|html", help=f"{FORMAT_HELP}")]
-ApiName: TypeAlias = Annotated[
-    Literal["openai-chat", "openai-completions"],
-    option("--api", metavar="openai-chat|openai-completions", help="Route that chats are sent to."),
-]
-WorkloadName: TypeAlias = Annotated[str, option("--workload", metavar="NAME", help=_WORKLOAD_HELP)]
-Requests: TypeAlias = Annotated[int | None, option("--requests", min=1, metavar="N", help=_REQUESTS_HELP)]
-Concurrency: TypeAlias = Annotated[
-    str | None, option("--concurrency", metavar="N|N,N,...|sweep", help=_CONCURRENCY_HELP)
-]
-Rate: TypeAlias = Annotated[str | None, option("--rate", metavar="R|R,R,...|sweep", help=_RATE_HELP)]
-Duration: TypeAlias = Annotated[str | None, option("--duration", metavar="SECONDS", help=_DURATION_HELP)]
-SloText: TypeAlias = Annotated[str | None, option("--slo", metavar="LIMITS", help=_SLO_HELP)]
-Warmup: TypeAlias = Annotated[
-    int, option("--warmup", min=0, metavar="N", help="Requests before those that count, of the same shape.")
-]
-BenchSeed: TypeAlias = Annotated[int, option("--seed", min=0, metavar="N", help="Same seed, same draws.")]
+Report: TypeAlias = Annotated[ReportForm | None, option("--format", metavar="text|md|json|html", help=FORMAT_HELP)]
 Output: TypeAlias = Annotated[Path | None, option("--output", "-o", metavar="FILE", help=_OUTPUT_HELP)]
+
+
+@dataclass(frozen=True, slots=True)
+class RunFlags:
+    """What is asked of a server, how often, and how it comes."""
+
+    api: Annotated[
+        Literal["openai-chat", "openai-completions"],
+        option("--api", metavar="openai-chat|openai-completions", help="Route that conversations are sent to."),
+    ] = "openai-chat"
+    workload: Annotated[str, option("--workload", metavar="NAME", help=_WORKLOAD_HELP)] = "chat"
+    requests: Annotated[int | None, option("--requests", min=1, metavar="N", help=_REQUESTS_HELP)] = None
+    concurrency: Annotated[str | None, option("--concurrency", metavar="N|N,N,...|sweep", help=_CONCURRENCY_HELP)] = (
+        None
+    )
+    rate: Annotated[str | None, option("--rate", metavar="R|R,R,...|sweep", help=_RATE_HELP)] = None
+    duration: Annotated[str | None, option("--duration", metavar="SECONDS", help=_DURATION_HELP)] = None
+    slo: Annotated[str | None, option("--slo", metavar="LIMITS", help=_SLO_HELP)] = None
+    warmup: Annotated[
+        int, option("--warmup", min=0, metavar="N", help="Requests of the same shape before those that count.")
+    ] = 2
+    seed: Annotated[int, option("--seed", min=0, metavar="N", help=SEED_HELP)] = 1
