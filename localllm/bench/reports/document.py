@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 from localllm.bench.client.calls import End, Outcome
 from localllm.bench.client.latencies import Distribution, answer_ttft_ms, itl_ms, queue_ms, tpot_ms, ttft_ms
 from localllm.bench.client.measure import RunSummary, summarise_run
+from localllm.bench.measures import measure
 from localllm.bench.serving.result import RunResult, Sample
 
 Document: TypeAlias = Mapping[str, Any]
@@ -28,6 +29,8 @@ LATENCY_FIELDS = {"ttft": "ttft", "answer_ttft": "answer_ttft", "tpot": "tpot", 
     "queue": "queue"
 }
 """How the files name a latency, by its name in measures.py."""
+
+_SCALAR_FIELDS = {"peak_memory": "peak_memory_bytes", "ready": "ready_ms"}
 
 MAX_ERROR_CHARS = 200
 _PLACES = 7  # of a second: finer than any clock here
@@ -66,6 +69,19 @@ def serve_document(
     head = {"localllm_bench_serve": 1, "partial": partial or any(run["partial"] for run in runs), "label": label}
     rest = {"runs": runs, "knee": knee, "fingerprint": fingerprint, "calibration": calibration}
     return head | {k: v for k, v in (runs[0] if runs else {}).items() if k not in head} | _plain_mapping(rest)
+
+
+def run_value(run: Document, name: str) -> float | None:
+    """Return a measure of a run's document by its name in measures.py, in its own unit; None where it is not there.
+
+    Raises: UsageError where measures.py has no such name.
+    """
+    of = measure(name)
+    if of.statistic:
+        found = run.get(f"{of.statistic}_{LATENCY_FIELDS[of.base]}_ms")
+    else:
+        found = run.get(_SCALAR_FIELDS.get(name, name))
+    return float(found) if isinstance(found, (int, float)) and not isinstance(found, bool) else None
 
 
 def json_text(document: Document) -> str:

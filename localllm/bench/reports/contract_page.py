@@ -1,0 +1,215 @@
+"""What a report on a contract says, from the document of `bench run`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from localllm.bench.measures import measure
+from localllm.bench.reports.cells import Cell, cells_of, distinct
+from localllm.bench.reports.curves import charts, panels
+from localllm.bench.reports.document import Document
+from localllm.bench.reports.page import Page, Row, Section, Table
+from localllm.bench.reports.serve_page import PARTIAL, client_note
+from localllm.bench.reports.words import (
+    HOW,
+    HOW_CONTRACT,
+    NONE,
+    command_text,
+    count,
+    flat,
+    machine_facts,
+    measured,
+    number,
+    share,
+    size,
+    version_text,
+)
+from localllm.bench.stats import median
+
+_COLUMNS: tuple[tuple[str, str], ...] = (
+    ("TTFT p50 (ms)", "ttft_p50"),
+    ("TTFT p95", "ttft_p95"),
+    ("TPOT p50 (ms)", "tpot_p50"),
+    ("TPOT p95", "tpot_p95"),
+    ("E2E p95 (ms)", "e2e_p95"),
+    ("tok/s", "output_throughput"),
+    ("req/s", "request_throughput"),
+    ("goodput", "goodput"),
+    ("errors", "error"),
+    ("cached", "cached_share"),
+    ("accepted", "accepted_share"),
+    ("valid", "valid_share"),
+    ("memory", "peak_memory"),
+    ("J/token", "joules_per_token"),
+)
+
+
+def contract_page(document: Document) -> Page:
+    """Return what there is to say of a contract that was measured."""
+    cells = cells_of(document)
+    fingerprint = document.get("fingerprint") or {}
+    return Page(
+        title=str(document.get("title") or "A contract"),
+        facts=machine_facts(fingerprint),
+        alarms=(*((PARTIAL,) if document.get("partial") else ()), *_verdict(document)),
+        sections=(
+            Section("Rules", tables=(_rules(document),)),
+            Section("Ranking", tuple(_no_ranking(document)), tuple(_rankings(document))),
+            Section("Differences between the candidates", bullets=tuple(_differences(document))),
+            Section("Candidates", tables=(_candidates(document),)),
+            *(_results(document, cells)),
+            Section("Left out, and why", bullets=tuple(_left_out(document, cells))),
+            Section("Notes", bullets=tuple(_notes(document, cells))),
+            *(Section(f"Plots: {p.title}", charts=charts(p), is_detail=True) for p in panels(cells)),
+            Section("How it is measured", (*HOW_CONTRACT, *HOW), is_detail=True),
+            Section("The contract", tables=(_facts(_contract_facts(document)),), is_detail=True),
+            Section("Machine and software", tables=(_facts(fingerprint),), is_detail=True),
+        ),
+    )
+
+
+def _verdict(document: Document) -> Iterator[str]:
+    rules = document.get("rules") or []
+    failed = [rule for rule in rules if not rule["passed"]]
+    if failed:
+        yield f"{len(failed)} of {len(rules)} rules failed."
+
+
+def _rules(document: Document) -> Table:
+    rows = [
+        (
+            str(rule["text"]),
+            _told(rule.get("value")),
+            _told(rule.get("bound")),
+            "holds" if rule["passed"] else "FAILED",
+            str(rule.get("why") or ""),
+        )
+        for rule in document.get("rules") or ()
+    ]
+    has_why = any(row[-1] for row in rows)
+    head = ("rule", "found", "bound", "", "why")
+    return Table(head, tuple(rows), 1) if has_why else Table(head[:-1], tuple(row[:-1] for row in rows), 1)
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return number(value)
+    return str(value) if value else NONE
+
+
+def _no_ranking(document: Document) -> Iterator[str]:
+    why = document.get("no_ranking")
+    if why:
+        yield f"There is no ranking: {why}"
+
+
+def _rankings(document: Document) -> Iterator[Table]:
+    for ranking in document.get("ranking") or ():
+        by = measure(ranking["by"])
+        better = "less is better" if by.lower_is_better else "more is better"
+        where = ", ".join(str(ranking[key]) for key in ("workload", "cache", "load") if ranking.get(key))
+        rows = tuple(_ranked(by.name, place, entry) for place, entry in enumerate(ranking["order"], 1))
+        head = ("", "candidate", by.name, "to the first", "95 % interval", "")
+        yield Table(head, rows, 2, f"{where}, by {by.name} ({better})")
+
+
+def _ranked(by: str, place: int, entry: Mapping[str, Any]) -> Row:
+    low, high, ratio = entry.get("low"), entry.get("high"), entry.get("ratio")
+    interval = NONE if low is None or high is None else f"{low:.3f} to {high:.3f}"
+    tied = "tied with the one above" if entry.get("tied") and place > 1 else ""
+    factor = NONE if ratio is None else f"{ratio:.3f}"
+    return str(place), str(entry["candidate"]), measured(by, entry.get("value")), factor, interval, tied
+
+
+def _differences(document: Document) -> Iterator[str]:
+    for difference in document.get("differences") or ():
+        forbids = " This forbids a ranking." if difference.get("forbids_ranking") else ""
+        yield f"{difference['what']}: {difference['sentence']}{forbids}"
+
+
+def _candidates(document: Document) -> Table:
+    rows = [
+        (
+            str(candidate["name"]),
+            str(candidate.get("model") or NONE),
+            version_text(candidate.get("server") or {}) or NONE,
+            command_text(candidate.get("command") or candidate.get("url") or NONE),
+            _ready(candidate),
+        )
+        for candidate in document.get("candidates") or ()
+    ]
+    return Table(("candidate", "model", "version", "command or URL", "ready after"), tuple(rows), 4)
+
+
+def _ready(candidate: Mapping[str, Any]) -> str:
+    told = [float(value) for value in candidate.get("ready_s") or () if value is not None]
+    return measured("ready", 1e3 * median(told)) if told else NONE
+
+
+def _results(document: Document, cells: Sequence[Cell]) -> Iterator[Section]:
+    """Yield a section a workload, a table a cache and load: a row each candidate."""
+    n_used = {id(cell): n for cell, n in zip(cells, _used_told(document), strict=True)}
+    for workload in distinct(cell.workload for cell in cells):
+        of = [cell for cell in cells if cell.workload == workload]
+        places = dict.fromkeys((cell.cache, str(cell.load)) for cell in of)
+        tables = [
+            _cell_table([c for c in of if (c.cache, str(c.load)) == place], n_used, f"{place[0]}, {place[1]}")
+            for place in places
+        ]
+        yield Section(f"Results: {workload}", tables=tuple(tables))
+
+
+def _used_told(document: Document) -> Iterator[str]:
+    for cell in document.get("cells") or ():
+        yield f"{cell.get('n_used', NONE)} of {len(cell.get('rounds', ()))}"
+
+
+def _cell_table(cells: Sequence[Cell], n_used: Mapping[int, str], caption: str) -> Table:
+    columns = [(title, name, [cell.value(name) for cell in cells]) for title, name in _COLUMNS]
+    kept = [(title, [_cell(name, v) for v in found]) for title, name, found in columns if set(found) != {None}]
+    rows = tuple((cell.candidate, *(texts[i] for _, texts in kept), n_used[id(cell)]) for i, cell in enumerate(cells))
+    return Table(("candidate", *(title for title, _ in kept), "rounds"), rows, 1, caption)
+
+
+def _cell(name: str, value: float | None) -> str:
+    if name == "peak_memory":
+        return size(value)
+    return share(value) if measure(name).kind.value == "share" else number(value)
+
+
+def _left_out(document: Document, cells: Sequence[Cell]) -> Iterator[str]:
+    for candidate in document.get("candidates") or ():
+        if candidate.get("left_out"):
+            yield f"{candidate['name']}: {candidate['left_out']}"
+    unsupported = {(cell.candidate, cell.workload): cell.unsupported for cell in cells if cell.unsupported}
+    for (name, workload), why in unsupported.items():
+        yield f"{name} cannot do {workload}: {why}"
+    for cell in cells:
+        disturbed = [r for r in cell.rounds if r.get("disturbances")]
+        if disturbed:
+            what = "; ".join(dict.fromkeys(text for r in disturbed for text in r["disturbances"]))
+            where = f"{cell.candidate}, {cell.workload}, {cell.cache}, {cell.load}"
+            yield f"{where}: {len(disturbed)} of {len(cell.rounds)} rounds not to be used: {what}"
+
+
+def _notes(document: Document, cells: Sequence[Cell]) -> Iterator[str]:
+    for name in distinct(cell.candidate for cell in cells):
+        runs = [r for cell in cells if cell.candidate == name for r in cell.rounds]
+        for code in distinct(code for r in runs for code in r.get("errors_by_code") or ()):
+            yield f"{name}: {sum(r['errors_by_code'].get(code, 0) for r in runs)} requests failed: {code}"
+        n_over = sum(int(r.get("n_over_limit") or 0) for r in runs)
+        if n_over:
+            yield f"{name}: {count(n_over)} answers were longer than max_tokens allows"
+        for source in distinct(r["token_source"] for r in runs if r.get("token_source", "usage") != "usage"):
+            yield f"{name}: output tokens are counted by: {source}"
+        yield from (f"{name}: {note}" for note in distinct(note for r in runs for note in r.get("notes", ())))
+    yield from client_note(document, [r for cell in cells for r in cell.rounds])
+
+
+def _contract_facts(document: Document) -> dict[str, Any]:
+    return {"sha256": document.get("contract_sha256"), **(document.get("contract") or {})}
+
+
+def _facts(found: Mapping[str, Any]) -> Table:
+    return Table(("fact", "value"), tuple(flat(found)), 2)

@@ -1,0 +1,233 @@
+"""What a report on one server says, from the document of `bench serve`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from localllm.bench.measures import LATENCIES, measure
+from localllm.bench.reports.cells import cells_of, labels, load_of
+from localllm.bench.reports.curves import charts, panels
+from localllm.bench.reports.document import LATENCY_FIELDS, Document, run_value
+from localllm.bench.reports.page import Page, Row, Section, Table
+from localllm.bench.reports.words import (
+    HOW,
+    count,
+    flat,
+    machine_facts,
+    measured,
+    number,
+    share,
+    size,
+    version_text,
+)
+
+MAX_COLUMNS = 4
+"""Of more runs, each is a row."""
+
+SHORT_NAMES = {"ttft": "TTFT", "answer_ttft": "TTFT, answer", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E"} | {
+    "queue": "Queue"
+}
+PARTIAL = "Partial: it was ended before everything was measured."
+_STATISTICS = ("min", "p50", "p90", "p95", "p99", "max")
+
+
+def serve_page(document: Document) -> Page:
+    """Return what there is to say of one `bench serve`."""
+    runs = list(document.get("runs", ()))
+    names = labels(cells_of(document))
+    fingerprint = document.get("fingerprint") or {}
+    return Page(
+        title=_title(document, runs),
+        facts=(*machine_facts(fingerprint), *_settings_line(runs)),
+        alarms=(*((PARTIAL,) if document.get("partial") else ()), *alarms(runs, names)),
+        sections=(
+            Section("Result", tables=tuple(_results(runs, names))),
+            Section("Latencies", ("In milliseconds.",), (latency_table(runs, names),)),
+            Section("Objective", tables=(_objective(runs, names),)),
+            Section("Knee", tuple(_knee(document))),
+            *(Section(f"Plots: {p.title}", charts=charts(p), is_detail=True) for p in panels(cells_of(document))),
+            Section("Notes", bullets=tuple(_notes(document, runs, names))),
+            Section("How it is measured", HOW, is_detail=True),
+            Section("Settings", tables=(_settings(runs, names),), is_detail=True),
+            Section("Machine, software and server", tables=(_facts(fingerprint),), is_detail=True),
+        ),
+    )
+
+
+def _title(document: Document, runs: Sequence[Document]) -> str:
+    model = runs[0]["model_id"] if runs else "nothing measured"
+    label = document.get("label")
+    return f"localllm bench serve: {model}" + (f" ({label})" if label else "")
+
+
+def _settings_line(runs: Sequence[Document]) -> Iterator[str]:
+    """Yield one line of what all runs share."""
+    if runs:
+        first = runs[0]
+        shared = {
+            "workload": all(r["workload"] == first["workload"] for r in runs) and first["workload"],
+            "cache": all(r["cache"] == first["cache"] for r in runs) and first["cache"],
+            "load": all(r["load"] == first["load"] for r in runs) and str(load_of(first["load"])),
+        }
+        server = version_text(first.get("server") or {})
+        told = [f"{name} {value}" if name != "load" else str(value) for name, value in shared.items() if value]
+        yield ", ".join([*told, f"seed {first['seed']}", first["api"], *([f"server {server}"] if server else [])])
+
+
+def alarms(runs: Sequence[Document], names: Sequence[str]) -> Iterator[str]:
+    """Yield what a reader must know before any number: what was disturbed, what could not be measured."""
+    for run, name in zip(runs, names, strict=True):
+        which = f" ({name})" if len(runs) > 1 else ""
+        if run.get("unsupported"):
+            yield f"Not measured{which}: the server cannot do {run['workload']}: {run['unsupported']}"
+        if run.get("disturbances"):
+            yield f"Not to be used{which}: {'; '.join(run['disturbances'])}"
+
+
+_LINES: tuple[tuple[str, Callable[[Document], str]], ...] = (
+    ("Successful requests", lambda r: count(r["completed"])),
+    ("Failed requests", lambda r: count(r["failed"])),
+    ("Maximum request concurrency", lambda r: count(r["max_concurrency"])),
+    ("Request rate configured (RPS)", lambda r: "-" if r["request_rate"] == "inf" else number(r["request_rate"])),
+    ("Benchmark duration (s)", lambda r: number(r["duration"])),
+    ("Total input tokens", lambda r: count(r["total_input_tokens"])),
+    ("Total generated tokens", lambda r: count(r["total_output_tokens"])),
+    ("Request throughput (req/s)", lambda r: number(r["request_throughput"])),
+    ("Request goodput (req/s)", lambda r: number(r["request_goodput"])),
+    ("Goodput (share of requests)", lambda r: share(r["goodput"])),
+    ("Output token throughput (tok/s)", lambda r: number(r["output_throughput"])),
+    ("Peak output token throughput (tok/s)", lambda r: number(r["max_output_tokens_per_s"])),
+    ("Peak concurrent requests", lambda r: count(r["max_concurrent_requests"])),
+    ("Total token throughput (tok/s)", lambda r: number(r["total_token_throughput"])),
+    ("Prompt tokens from a cache", lambda r: share(r["cached_share"])),
+    ("Drafted tokens accepted", lambda r: share(r["accepted_share"])),
+    ("Answers valid under their schema", lambda r: share(r["valid_share"])),
+    ("Server ready after", lambda r: measured("ready", r["ready_ms"])),
+    ("Peak memory of the server", lambda r: size(r["peak_memory_bytes"])),
+    ("CPU time of the server (s)", lambda r: number(r["server_cpu_s"])),
+    ("Energy an output token (J)", lambda r: number(r["joules_per_token"])),
+)
+
+
+def _results(runs: Sequence[Document], names: Sequence[str]) -> Iterator[Table]:
+    """Yield the totals: a column a run; of many runs a row each first."""
+    if len(runs) > MAX_COLUMNS:
+        yield overview(runs, names, "run")
+        return
+    found = [(line, *(write(run) for run in runs)) for line, write in _LINES if runs]
+    yield Table(("", *(names if len(runs) > 1 else ("",))), tuple(row for row in found if set(row[1:]) != {"-"}))
+
+
+OVERVIEW: tuple[tuple[str, str], ...] = (
+    ("req/s", "request_throughput"),
+    ("tok/s", "output_throughput"),
+    ("TTFT p50", "ttft_p50"),
+    ("p95", "ttft_p95"),
+    ("TPOT p50", "tpot_p50"),
+    ("p95", "tpot_p95"),
+    ("E2E p95", "e2e_p95"),
+    ("goodput", "goodput"),
+    ("errors", "error"),
+    ("cached", "cached_share"),
+)
+
+
+def overview(runs: Sequence[Document], names: Sequence[str], head: str) -> Table:
+    """Return a row for each run with what matters most; times in ms. Columns that no run has are left out."""
+    columns = [(title, [run_value(run, name) for run in runs], name) for title, name in OVERVIEW]
+    kept = [(title, [_cell(name, v) for v in found]) for title, found, name in columns if set(found) != {None}]
+    rows = tuple((name, *(cells[i] for _, cells in kept)) for i, name in enumerate(names))
+    return Table((head, *(title for title, _ in kept)), rows)
+
+
+def _cell(name: str, value: float | None) -> str:
+    return share(value) if measure(name).kind.value == "share" else number(value)
+
+
+def latency_table(runs: Sequence[Document], names: Sequence[str]) -> Table:
+    """Return every latency's statistics, in ms; those that no run has are left out."""
+    rows: list[Row] = []
+    for base in LATENCIES:
+        field = LATENCY_FIELDS[base]
+        of = [(run, name) for run, name in zip(runs, names, strict=True) if run[f"p50_{field}_ms"] is not None]
+        if base == "answer_ttft" and all(run[f"max_{field}_ms"] == run["max_ttft_ms"] for run, _ in of):
+            continue  # nothing thinks first: it would say the same twice
+        for place, (run, name) in enumerate(of):
+            cells = [number(run[f"{statistic}_{field}_ms"]) for statistic in _STATISTICS]
+            rows.append((SHORT_NAMES[base] if place == 0 else "", *((name,) if len(runs) > 1 else ()), *cells))
+    return Table(("", *(("run",) if len(runs) > 1 else ()), *_STATISTICS), tuple(rows), 2 if len(runs) > 1 else 1)
+
+
+def _objective(runs: Sequence[Document], names: Sequence[str]) -> Table:
+    rows: list[Row] = []
+    for run, name in zip(runs, names, strict=True):
+        for verdict in (run.get("slo") or {}).get("verdicts", ()):
+            of = measure(verdict["measure"])
+            bound = f"{'at most' if of.lower_is_better else 'at least'} {measured(of.name, verdict['limit'])}"
+            told = measured(of.name, verdict["value"])
+            which = (name,) if len(runs) > 1 else ()
+            rows.append((*which, of.name, bound, told, "met" if verdict["met"] else "NOT MET"))
+    head = (*(("run",) if len(runs) > 1 else ()), "measure", "limit", "measured", "")
+    return Table(head, tuple(rows), len(head) - 2)
+
+
+def _knee(document: Document) -> Iterator[str]:
+    knee = document.get("knee")
+    if knee:
+        cache = f" ({knee['cache']})" if knee.get("cache") else ""
+        gives = f"{number(knee['output_tokens_per_s'])} output tokens and {number(knee['requests_per_s'])} answers"
+        yield f"The knee is at {load_of(knee['load'])}{cache}: {gives} a second. It is {knee['why']}."
+
+
+def _notes(document: Document, runs: Sequence[Document], names: Sequence[str]) -> Iterator[str]:
+    for run, name in zip(runs, names, strict=True):
+        which = f"{name}: " if len(runs) > 1 else ""
+        for code, n in (run.get("errors_by_code") or {}).items():
+            yield f"{which}{n} of the failed: {code}"
+        if run["n_over_limit"]:
+            yield f"{which}{run['n_over_limit']} answers were longer than max_tokens allows"
+    yield from dict.fromkeys(note for run in runs for note in run.get("notes", ()))
+    for source in dict.fromkeys(run["token_source"] for run in runs):
+        if source != "usage":
+            yield f"output tokens are counted by: {source}"
+    yield from client_note(document, runs)
+
+
+def client_note(document: Document, runs: Sequence[Document]) -> Iterator[str]:
+    """Yield what the client itself cost: in these runs, and against a server that does nothing."""
+    costs = [run["client_cpu_ms_per_token"] for run in runs if run.get("client_cpu_ms_per_token") is not None]
+    calibrated = (document.get("calibration") or {}).get("cpu_ms_per_token")
+    if costs or calibrated is not None:
+        told = [f"{max(costs):.2f} ms of CPU a token"] if costs else []
+        told += [f"{calibrated:.3f} ms against a server that does nothing"] if calibrated is not None else []
+        yield f"client: {', '.join(told)}"
+
+
+def _settings(runs: Sequence[Document], names: Sequence[str]) -> Table:
+    keys = ("workload", "cache", "load", "seed", "answers", "token_source", "n_warmup", "num_prompts", "api", "slo")
+    rows: list[Row] = []
+    for key in (*keys, "began_at", "memory_kind", "joules_of"):
+        cells = [_setting(run, key) for run in runs]
+        if any(cell != "-" for cell in cells):
+            rows.append((key, *cells))
+    if runs:
+        rows += [
+            (f"workload: {name}", value, *[""] * (len(runs) - 1)) for name, value in flat(runs[0]["workload_facts"])
+        ]
+    return Table(("setting", *(names if len(runs) > 1 else ("value",))), tuple(rows), 1 + len(runs))
+
+
+def _setting(run: Document, key: str) -> str:
+    value: Any = run.get(key)
+    if key == "load":
+        return str(load_of(value))
+    if key == "slo":
+        value = (value or {}).get("text")
+    if isinstance(value, Mapping):
+        return "; ".join(f"{name} {text}" for name, text in flat(value))
+    return "-" if value in (None, "", []) else ", ".join(value) if isinstance(value, list) else str(value)
+
+
+def _facts(fingerprint: Mapping[str, Any]) -> Table:
+    return Table(("fact", "value"), tuple(flat(fingerprint)), 2)

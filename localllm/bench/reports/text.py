@@ -1,0 +1,93 @@
+"""A report as text for a terminal: its lines fit 80 to 120 columns, and what matters first stands first."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from localllm.bench.reports.page import Page, Row, Section, Table
+from localllm.bench.reports.safe import one_line
+
+WIDTH = 100
+_GAP = "  "
+
+
+def text(page: Page, width: int = WIDTH) -> str:
+    """Return the report without its details. `width`: where lines are broken; a table may be wider if it must."""
+    parts = ["\n".join(_head(page, width))]
+    parts += [found for section in page.sections if (found := _section(section, width))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _head(page: Page, width: int) -> Iterator[str]:
+    yield f" {one_line(page.title)} ".center(min(width, 80), "=")
+    for alarm in page.alarms:
+        yield from _wrapped(f"!! {one_line(alarm)}", width, "!! ")
+    for fact in page.facts:
+        yield from _wrapped(one_line(fact), width)
+
+
+def _section(section: Section, width: int) -> str:
+    if section.is_detail or section.is_empty:
+        return ""
+    lines = [f" {one_line(section.title)} ".center(min(width, 80), "-")]
+    for sentence in section.sentences:
+        lines += _wrapped(one_line(sentence), width)
+    for bullet in section.bullets:
+        lines += _wrapped(f"- {one_line(bullet)}", width, "  ")
+    for table in section.tables:
+        if table.rows:
+            lines += _table(table, width)
+    return "\n".join(lines)
+
+
+def _wrapped(line: str, width: int, indent: str = "") -> list[str]:
+    return textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False) or [""]
+
+
+def _table(table: Table, width: int) -> Iterator[str]:
+    if table.caption:
+        yield one_line(table.caption) + ":"
+    rows = [tuple(one_line(cell) for cell in row) for row in table.rows]
+    head = tuple(one_line(cell) for cell in table.head)
+    heads = _folded(head, rows, width) if any(head) else []
+    widths = [max(len(row[i]) for row in (*heads, *rows)) for i in range(len(head))]
+    if sum(widths) + len(_GAP) * (len(widths) - 1) > width:
+        yield from _stacked(head, rows, width)
+        return
+    for row in (*heads, *rows):
+        yield _line(row, widths, table.n_left)
+
+
+def _line(row: Row, widths: Sequence[int], n_left: int) -> str:
+    cells = [
+        cell.ljust(size) if i < n_left else cell.rjust(size)
+        for i, (cell, size) in enumerate(zip(row, widths, strict=True))
+    ]
+    return _GAP.join(cells).rstrip()
+
+
+def _folded(head: Row, rows: Sequence[Row], width: int) -> list[Row]:
+    """Return the head in as many lines as it takes to fit: its cells are broken at commas and blanks."""
+    widest = [max((len(row[i]) for row in rows), default=0) for i in range(len(head))]
+    whole = [max(len(cell), size) for cell, size in zip(head, widest, strict=True)]
+    if sum(whole) + len(_GAP) * (len(whole) - 1) <= width:
+        return [head]
+    cells = [
+        textwrap.wrap(cell, max(size, 8), break_long_words=False) or [""]
+        for cell, size in zip(head, widest, strict=True)
+    ]
+    n_lines = max(map(len, cells))
+    filled = [[""] * (n_lines - len(lines)) + lines for lines in cells]
+    return [tuple(lines[n] for lines in filled) for n in range(n_lines)]
+
+
+def _stacked(head: Row, rows: Sequence[Row], width: int) -> Iterator[str]:
+    """Yield each row as lines of its own, for tables that are too wide: commands, reasons."""
+    for row in rows:
+        yield from _wrapped(row[0], width)
+        pairs = [
+            f"{name} {cell}".strip() for name, cell in zip(head[1:], row[1:], strict=True) if cell not in ("", "-")
+        ]
+        for line in textwrap.wrap(", ".join(pairs), width - 4, break_on_hyphens=False):
+            yield f"    {line}"
