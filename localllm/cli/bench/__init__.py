@@ -13,6 +13,9 @@ from localllm.cli.options import command
 VERBS = ("engine", "serve", "record")
 """Each is a function of that name in the module of that name."""
 
+GROUPS = ("golden",)
+"""Each is a module with verbs of its own."""
+
 
 class EngineUnlessNamed(TyperGroup):
     """A group whose sub-command may be left out: it is `engine` then."""
@@ -30,6 +33,8 @@ def build() -> typer.Typer:
     app.callback()(_group)
     for verb in VERBS:
         app.command(verb)(command(getattr(import_module(f"localllm.cli.bench.{verb}"), verb)))
+    for group in GROUPS:
+        app.add_typer(import_module(f"localllm.cli.bench.{group}").build(), name=group)
     return app
 
 
