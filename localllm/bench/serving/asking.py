@@ -41,7 +41,7 @@ def ask(target: Target, path: str, fields: Mapping[str, Any] | None = None) -> R
     headers = dict(target.headers)
     body = None if fields is None else msgspec.json.encode(fields)
     if body is not None:
-        headers["content-type"] = "application/json"
+        headers |= {"content-type": "application/json", "content-length": str(len(body))}
     try:
         connection.connect()
         if connection.sock is not None:

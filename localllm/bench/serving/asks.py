@@ -89,11 +89,21 @@ def prefixes(asks: Iterable[Ask]) -> list[Ask]:
     return list(found.values())
 
 
+def n_whole_in(asks: Iterable[Ask], sent: Iterable[Ask]) -> int:
+    """Return how many asks stand whole in what `sent` siblings begin with: a later turn repeats them."""
+    known = {beginning[:n] for beginning in map(_beginning, sent) for n in range(2, len(beginning) + 1)}
+    return sum(_whole(ask) in known for ask in asks)
+
+
+def _whole(ask: Ask) -> tuple[str, ...]:
+    if ask.prompt is not None:
+        return ("prompt", *ask.prompt.splitlines(keepends=True))
+    return (_text(ask.tools), *(_text(message) for message in ask.messages))
+
+
 def _beginning(sibling: Ask) -> tuple[str, ...]:
     """Return what a sibling shares, piece by piece: of a chat its tools and messages, of a prompt its lines."""
-    if sibling.prompt is not None:
-        return ("prompt", *sibling.prompt.splitlines(keepends=True))
-    return (_text(sibling.tools), *(_text(message) for message in sibling.messages[:-1]))
+    return _whole(sibling) if sibling.prompt is not None else _whole(sibling)[:-1]
 
 
 def _text(value: Any) -> str:

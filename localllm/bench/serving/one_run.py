@@ -19,6 +19,7 @@ from localllm.bench.serving.asks import (
     by_session,
     each_its_own,
     interleaved,
+    n_whole_in,
     one_for_all,
     prefixes,
 )
@@ -121,10 +122,14 @@ class Run:
 
     async def fill(self) -> None:
         """Send what the asks begin with, once each, so that the server may keep it."""
-        beginnings = prefixes(self._salted(ask) for ask in self.asks)
+        salted = [self._salted(ask) for ask in self.asks]
+        beginnings = prefixes(salted)
         n_sent = await self._send(beginnings, ", prefixes")
         if n_sent:
-            self.notes.append(f"what {len(self._numbered)} requests share was sent before, in {n_sent} requests")
+            n_whole = n_whole_in(salted, beginnings)
+            repeated = f"; {n_whole} of them whole, as later turns repeat them" if n_whole else ""
+            told = f"what {len(salted)} requests begin with was sent before, in {n_sent} requests{repeated}"
+            self.notes.append(told)
 
     async def warm_up(self) -> None:
         """Send requests of the same shape under salts of their own; they do not count."""
@@ -199,9 +204,8 @@ class Run:
                 yield at_s, self._calls[number]
 
     def _ran_out(self) -> None:
-        self.notes.append(
-            f"the run ended before its time: only {len(self._numbered)} requests had their beginnings sent before"
-        )
+        n = len(self._numbered)
+        self.notes.append(f"the run ended before its time: what {n} requests begin with was sent before, not more")
 
     def result(self, *, unsupported: str = "", counted: Counted | None = None) -> RunResult:
         """Return what the run found."""
