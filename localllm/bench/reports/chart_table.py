@@ -16,17 +16,13 @@ def chart_table(chart: Chart) -> Table:
             loads = sorted({x for series in chart.series for x, _ in series.points})
             values = [dict(series.points) for series in chart.series]
             rows = tuple((f"{x:g}", *(number(of.get(x)) for of in values)) for x in loads)
-            return Table((chart.x_title, *(_head(series, chart.y_title) for series in chart.series)), rows)
+            return Table((chart.x_title, *(series.name or chart.y_title for series in chart.series)), rows)
         case Ecdf():
             head = (chart.x_title, *(f"p{100 * share:g}" for share in _SHARES))
             return Table(head, tuple(_at_shares(series) for series in chart.series))
         case Spreads():
             rows = tuple((row.name, number(row.p50), number(row.p95), number(row.p99)) for row in chart.rows)
             return Table((chart.x_title, "p50", "p95", "p99"), rows)
-
-
-def _head(series: Series, unit: str) -> str:
-    return f"{series.name} ({unit})" if series.name else unit
 
 
 def _at_shares(series: Series) -> Row:

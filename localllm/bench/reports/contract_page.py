@@ -10,7 +10,7 @@ from localllm.bench.reports.cells import Cell, cells_of, distinct
 from localllm.bench.reports.curves import charts, panels
 from localllm.bench.reports.document import Document
 from localllm.bench.reports.page import Page, Row, Section, Table
-from localllm.bench.reports.serve_page import PARTIAL, client_note
+from localllm.bench.reports.serve_page import PARTIAL, client_note, failures
 from localllm.bench.reports.words import (
     HOW,
     HOW_CONTRACT,
@@ -27,12 +27,14 @@ from localllm.bench.reports.words import (
 )
 from localllm.bench.stats import median
 
+MAX_PLACES = 3
+
 _COLUMNS: tuple[tuple[str, str], ...] = (
-    ("TTFT p50 (ms)", "ttft_p50"),
-    ("TTFT p95", "ttft_p95"),
-    ("TPOT p50 (ms)", "tpot_p50"),
-    ("TPOT p95", "tpot_p95"),
-    ("E2E p95 (ms)", "e2e_p95"),
+    ("TTFT p50", "ttft_p50"),
+    ("p95", "ttft_p95"),
+    ("TPOT p50", "tpot_p50"),
+    ("p95", "tpot_p95"),
+    ("E2E p95", "e2e_p95"),
     ("tok/s", "output_throughput"),
     ("req/s", "request_throughput"),
     ("goodput", "goodput"),
@@ -52,16 +54,16 @@ def contract_page(document: Document) -> Page:
     return Page(
         title=str(document.get("title") or "A contract"),
         facts=machine_facts(fingerprint),
-        alarms=(*((PARTIAL,) if document.get("partial") else ()), *_verdict(document)),
+        alarms=(*((PARTIAL,) if document.get("partial") else ()), *_failed(document)),
         sections=(
-            Section("Rules", tables=(_rules(document),)),
+            Section("Rules", tuple(_verdict(document)), (_rules(document),)),
             Section("Ranking", tuple(_no_ranking(document)), tuple(_rankings(document))),
             Section("Differences between the candidates", bullets=tuple(_differences(document))),
             Section("Candidates", tables=(_candidates(document),)),
-            *(_results(document, cells)),
             Section("Left out, and why", bullets=tuple(_left_out(document, cells))),
-            Section("Notes", bullets=tuple(_notes(document, cells))),
             *(Section(f"Plots: {p.title}", charts=charts(p), is_detail=True) for p in panels(cells)),
+            *_results(document, cells),
+            Section("Notes", bullets=tuple(_notes(document, cells))),
             Section("How it is measured", (*HOW_CONTRACT, *HOW), is_detail=True),
             Section("The contract", tables=(_facts(_contract_facts(document)),), is_detail=True),
             Section("Machine and software", tables=(_facts(fingerprint),), is_detail=True),
@@ -69,11 +71,19 @@ def contract_page(document: Document) -> Page:
     )
 
 
+def _failed(document: Document) -> Iterator[str]:
+    rules = document.get("rules") or []
+    n_failed = sum(not rule["passed"] for rule in rules)
+    if n_failed:
+        yield f"{n_failed} of {len(rules)} rules failed."
+
+
 def _verdict(document: Document) -> Iterator[str]:
     rules = document.get("rules") or []
-    failed = [rule for rule in rules if not rule["passed"]]
-    if failed:
-        yield f"{len(failed)} of {len(rules)} rules failed."
+    if not rules:
+        yield "The contract has no rules."
+    elif all(rule["passed"] for rule in rules):
+        yield f"All {len(rules)} rules hold." if len(rules) > 1 else "The rule holds."
 
 
 def _rules(document: Document) -> Table:
@@ -157,19 +167,19 @@ def _results(document: Document, cells: Sequence[Cell]) -> Iterator[Section]:
             _cell_table([c for c in of if (c.cache, str(c.load)) == place], n_used, f"{place[0]}, {place[1]}")
             for place in places
         ]
-        yield Section(f"Results: {workload}", tables=tuple(tables))
+        yield Section(f"Results: {workload}", ("Times in milliseconds; medians over the rounds used.",), tuple(tables))
 
 
 def _used_told(document: Document) -> Iterator[str]:
     for cell in document.get("cells") or ():
-        yield f"{cell.get('n_used', NONE)} of {len(cell.get('rounds', ()))}"
+        yield f"{cell.get('n_used', NONE)}/{len(cell.get('rounds', ()))}"
 
 
 def _cell_table(cells: Sequence[Cell], n_used: Mapping[int, str], caption: str) -> Table:
     columns = [(title, name, [cell.value(name) for cell in cells]) for title, name in _COLUMNS]
     kept = [(title, [_cell(name, v) for v in found]) for title, name, found in columns if set(found) != {None}]
     rows = tuple((cell.candidate, *(texts[i] for _, texts in kept), n_used[id(cell)]) for i, cell in enumerate(cells))
-    return Table(("candidate", *(title for title, _ in kept), "rounds"), rows, 1, caption)
+    return Table(("candidate", *(title for title, _ in kept), "used"), rows, 1, caption)
 
 
 def _cell(name: str, value: float | None) -> str:
@@ -185,19 +195,20 @@ def _left_out(document: Document, cells: Sequence[Cell]) -> Iterator[str]:
     unsupported = {(cell.candidate, cell.workload): cell.unsupported for cell in cells if cell.unsupported}
     for (name, workload), why in unsupported.items():
         yield f"{name} cannot do {workload}: {why}"
-    for cell in cells:
-        disturbed = [r for r in cell.rounds if r.get("disturbances")]
-        if disturbed:
-            what = "; ".join(dict.fromkeys(text for r in disturbed for text in r["disturbances"]))
-            where = f"{cell.candidate}, {cell.workload}, {cell.cache}, {cell.load}"
-            yield f"{where}: {len(disturbed)} of {len(cell.rounds)} rounds not to be used: {what}"
+    disturbed = [(cell, r) for cell in cells for r in cell.rounds if r.get("disturbances")]
+    for name in distinct(cell.candidate for cell, _ in disturbed):
+        rounds = [(cell, r) for cell, r in disturbed if cell.candidate == name]
+        what = "; ".join(distinct(text for _, r in rounds for text in r["disturbances"]))
+        where = distinct(f"{cell.workload}, {cell.cache}, {cell.load}" for cell, _ in rounds)
+        n_rounds = sum(len(cell.rounds) for cell in cells if cell.candidate == name)
+        places = f" ({'; '.join(where)})" if len(where) <= MAX_PLACES else f" (in {len(where)} cells)"
+        yield f"{name}: {len(rounds)} of {n_rounds} rounds are not used{places}: {what}"
 
 
 def _notes(document: Document, cells: Sequence[Cell]) -> Iterator[str]:
     for name in distinct(cell.candidate for cell in cells):
         runs = [r for cell in cells if cell.candidate == name for r in cell.rounds]
-        for code in distinct(code for r in runs for code in r.get("errors_by_code") or ()):
-            yield f"{name}: {sum(r['errors_by_code'].get(code, 0) for r in runs)} requests failed: {code}"
+        yield from (f"{name}: {line}" for line in failures(runs))
         n_over = sum(int(r.get("n_over_limit") or 0) for r in runs)
         if n_over:
             yield f"{name}: {count(n_over)} answers were longer than max_tokens allows"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from localllm.bench.reports.chart_table import chart_table
-from localllm.bench.reports.charts import Chart, Spreads
+from localllm.bench.reports.charts import Chart, Lines, Spreads
 from localllm.bench.reports.page import Page, Row, Section, Table
 from localllm.bench.reports.plots import svg, swatch
 from localllm.bench.reports.safe import html_text
@@ -56,9 +56,10 @@ def _figure(chart: Chart) -> str:
     drawn = svg(chart)
     if not drawn:
         return ""
+    unit = chart.y_title if isinstance(chart, Lines) else chart.x_title
     return (
-        f"<figure><figcaption>{html_text(chart.title)}</figcaption>{_legend(chart)}\n{drawn}\n"
-        f"{_table(chart_table(chart), 'numbers')}</figure>\n"
+        f"<figure><figcaption>{html_text(chart.title)} <span>{html_text(unit)}</span></figcaption>"
+        f"{_legend(chart)}\n{drawn}\n{_table(chart_table(chart), 'numbers')}</figure>\n"
     )
 
 

@@ -17,7 +17,7 @@ from localllm.bench.reports.words import cut, number
 N_STYLES = 6
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "12 4", "5 2 1 2")
 WIDTH, HEIGHT = 460.0, 270.0
-_CHAR = 6.4  # about the width of a character of the labels
+_CHAR, _BOLD_CHAR = 6.4, 7.3  # about the width of a character of the labels
 _NAME_CHARS = 18
 _LIMIT_WITHIN = 2.5
 """A limit above so many times the largest value is not drawn: it would press all else together."""
@@ -53,18 +53,20 @@ def swatch(slot: int) -> str:
 def _lines(chart: Lines) -> str:
     series = [each for each in chart.series if each.points]
     names = max(len(_name(each)) for each in series)
-    frame = _Frame(52, WIDTH - 12 - names * _CHAR, 14, HEIGHT - 44)
+    frame = _Frame(52, WIDTH - 12 - names * _BOLD_CHAR, 18, HEIGHT - 44)
     loads = [x for each in series for x, _ in each.points]
     heights = [y for each in series for _, y in each.points]
     x = load_scale(loads, frame.left + 10, frame.right - 8, 5 * _CHAR)
     chart = replace(chart, limit=_shown(chart.limit, heights))
     y = value_scale([*heights, *_given(chart.limit)], frame.bottom, frame.top)
     parts = [*_y_axis(frame, y, chart.y_title), *_x_axis(frame, x, chart.x_title), *_limit_across(frame, y, chart)]
+    knees: list[tuple[Series, tuple[float, float]]] = []
     for each in series:
         places = [(x.at(px), y.at(py)) for px, py in each.points]
         parts.append(_line(each.slot, places))
         parts += [_in_group(each.slot, _marker(each.slot, px, py)) for px, py in places]
-        parts += [_knee(each, place) for (px, _), place in zip(each.points, places, strict=True) if px == each.marked]
+        knees += [(each, at) for (px, _), at in zip(each.points, places, strict=True) if px == each.marked]
+    parts += _knees(knees)
     ends = [(each, y.at(each.points[-1][1])) for each in series]
     parts += _end_names(ends, [x.at(each.points[-1][0]) for each in series], frame)
     return _svg(chart.title, _said(chart), HEIGHT, parts)
@@ -72,7 +74,7 @@ def _lines(chart: Lines) -> str:
 
 def _ecdf(chart: Ecdf) -> str:
     series = [each for each in chart.series if each.points]
-    frame = _Frame(52, WIDTH - 16, 14, HEIGHT - 44)
+    frame = _Frame(52, WIDTH - 16, 18, HEIGHT - 44)
     values = [x for each in series for x, _ in each.points]
     chart = replace(chart, limit=_shown(chart.limit, values))
     x = value_scale([*values, *_given(chart.limit)], frame.left, frame.right)
@@ -89,17 +91,16 @@ def _ecdf(chart: Ecdf) -> str:
 
 def _spreads(chart: Spreads) -> str:
     names = [cut(one_line(row.name), 26) for row in chart.rows]
-    height = 64 + 34.0 * len(chart.rows)
-    frame = _Frame(16 + max(map(len, names)) * _CHAR, WIDTH - 96, 14, height - 44)
+    height = 66 + 36.0 * len(chart.rows)
+    frame = _Frame(20 + max(map(len, names)) * _BOLD_CHAR, WIDTH - 24, 18, height - 44)
     chart = replace(chart, limit=_shown(chart.limit, [row.p99 for row in chart.rows]))
     x = value_scale([*(row.p99 for row in chart.rows), *_given(chart.limit), 0.0], frame.left, frame.right, 4)
     parts = [*_x_axis(frame, x, chart.x_title), *_limit_up(frame, x, chart)]
     for i, (row, name) in enumerate(zip(chart.rows, names, strict=True)):
-        middle = frame.top + 17 + 34 * i
+        middle = frame.top + 22 + 36 * i
         parts.append(_text(frame.left - 8, middle + 4, name, "name end"))
         parts.append(_in_group(row.slot, _spread(row, x, middle)))
-        told = f"{number(row.p50)} / {number(row.p95)} / {number(row.p99)}"
-        parts.append(_text(WIDTH - 90, middle + 4, told, "tick start"))
+        parts.append(_text(x.at(row.p50), middle - 8, number(row.p50), "mark middle"))
     return _svg(chart.title, _said(chart), height, parts)
 
 
@@ -151,9 +152,8 @@ def _limit_up(frame: _Frame, x: Scale, chart: Ecdf | Spreads) -> Iterator[str]:
     if chart.limit is not None:
         at = x.at(chart.limit)
         yield f'<path class="limit" d="M{at:.1f} {frame.bottom:.1f}V{frame.top:.1f}"/>'
-        is_right = at > (frame.left + frame.right) / 2
-        words = f"{chart.limit_name} {number(chart.limit)} {chart.x_title}"
-        yield _text(at - 4 if is_right else at + 4, frame.bottom - 5, words, "mark end" if is_right else "mark start")
+        side = "end" if at > (frame.left + frame.right) / 2 else "start"
+        yield _text(at, frame.top - 6, f"{chart.limit_name} {number(chart.limit)} {chart.x_title}", f"mark {side}")
 
 
 def _line(slot: int, places: Sequence[tuple[float, float]]) -> str:
@@ -168,10 +168,14 @@ def _stairs(series: Series, x: Scale, y: Scale) -> str:
     return "".join(steps)
 
 
-def _knee(series: Series, place: tuple[float, float]) -> str:
-    x, y = place
-    ring = f'<circle class="ring" cx="{x:.1f}" cy="{y:.1f}" r="9"/>'
-    return _in_group(series.slot, ring) + _text(x, y - 13 if y > 40 else y + 22, series.mark, "mark middle")
+def _knees(knees: Sequence[tuple[Series, tuple[float, float]]]) -> Iterator[str]:
+    """Yield a ring around each knee, and the word once where several lie together."""
+    named: list[tuple[float, float]] = []
+    for series, (x, y) in knees:
+        yield _in_group(series.slot, f'<circle class="ring" cx="{x:.1f}" cy="{y:.1f}" r="9"/>')
+        if all(abs(x - px) > 30 or abs(y - py) > 26 for px, py in named):
+            yield _text(x, y - 13 if y > 40 else y + 22, series.mark, "mark middle")
+            named.append((x, y))
 
 
 def _end_names(ends: Sequence[tuple[Series, float]], right: Sequence[float], frame: _Frame) -> Iterator[str]:
@@ -188,7 +192,7 @@ def _curve_names(series: Sequence[Series], x: Scale, y: Scale, frame: _Frame) ->
         wanted = 0.86 - 0.72 * (i + 0.5) / len(series)
         value = next(px for px, share in each.points if share >= wanted)
         at, name = x.at(value), _name(each)
-        is_left = at + 8 + len(name) * _CHAR > frame.right
+        is_left = at + 8 + len(name) * _BOLD_CHAR > frame.right
         place, side = (at - 8, "end") if is_left else (at + 8, "start")
         yield _text(place, y.at(wanted) + 4, name, f"name {side} s{each.slot % N_STYLES}")
 

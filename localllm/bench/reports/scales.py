@@ -61,7 +61,7 @@ def linear_ticks(most: float, n_ticks: int) -> tuple[float, ...]:
 def log_ticks(least: float, most: float) -> tuple[float, ...]:
     """Return 1, 2, 5 times powers of ten around `least`..`most`; powers alone where those are many."""
     low, high = math.floor(math.log10(least)), math.ceil(math.log10(most))
-    factors = (1, 2, 5) if high - low <= 2 else (1,)
+    factors = (1, 2, 5) if high - low <= 3 else (1,)
     every = [_clean(factor * 10.0**power) for power in range(low, high + 1) for factor in factors]
     first = max((i for i, tick in enumerate(every) if tick <= least * (1 + 1e-9)), default=0)
     last = min((i for i, tick in enumerate(every) if tick >= most * (1 - 1e-9)), default=len(every) - 1)

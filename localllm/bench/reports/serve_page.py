@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from localllm.bench.measures import LATENCIES, measure
@@ -25,6 +26,8 @@ from localllm.bench.reports.words import (
 MAX_COLUMNS = 4
 """Of more runs, each is a row."""
 
+MAX_FAILURES = 5
+
 SHORT_NAMES = {"ttft": "TTFT", "answer_ttft": "TTFT, answer", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E"} | {
     "queue": "Queue"
 }
@@ -43,10 +46,10 @@ def serve_page(document: Document) -> Page:
         alarms=(*((PARTIAL,) if document.get("partial") else ()), *alarms(runs, names)),
         sections=(
             Section("Result", tables=tuple(_results(runs, names))),
-            Section("Latencies", ("In milliseconds.",), (latency_table(runs, names),)),
-            Section("Objective", tables=(_objective(runs, names),)),
             Section("Knee", tuple(_knee(document))),
+            Section("Objective", tables=(_objective(runs, names),)),
             *(Section(f"Plots: {p.title}", charts=charts(p), is_detail=True) for p in panels(cells_of(document))),
+            Section("Latencies", ("In milliseconds.",), (latency_table(runs, names),)),
             Section("Notes", bullets=tuple(_notes(document, runs, names))),
             Section("How it is measured", HOW, is_detail=True),
             Section("Settings", tables=(_settings(runs, names),), is_detail=True),
@@ -160,16 +163,32 @@ def latency_table(runs: Sequence[Document], names: Sequence[str]) -> Table:
 
 
 def _objective(runs: Sequence[Document], names: Sequence[str]) -> Table:
-    rows: list[Row] = []
-    for run, name in zip(runs, names, strict=True):
-        for verdict in (run.get("slo") or {}).get("verdicts", ()):
-            of = measure(verdict["measure"])
-            bound = f"{'at most' if of.lower_is_better else 'at least'} {measured(of.name, verdict['limit'])}"
-            told = measured(of.name, verdict["value"])
-            which = (name,) if len(runs) > 1 else ()
-            rows.append((*which, of.name, bound, told, "met" if verdict["met"] else "NOT MET"))
-    head = (*(("run",) if len(runs) > 1 else ()), "measure", "limit", "measured", "")
-    return Table(head, tuple(rows), len(head) - 2)
+    """Return each limit of the SLO with what was measured: a row a limit, of several runs a row each."""
+    of = [(run["slo"]["verdicts"], name) for run, name in zip(runs, names, strict=True) if run.get("slo")]
+    if not of:
+        return Table(("",), ())
+    limits = [f"{verdict['measure']} {_bound(verdict)}" for verdict in of[0][0]]
+    if len(runs) == 1:
+        lines = [(limit, *_judged(verdict)) for limit, verdict in zip(limits, of[0][0], strict=True)]
+        return Table(("limit", "measured", ""), tuple(lines))
+    rows = [
+        (name, *(_judged(verdict)[0] for verdict in verdicts), _verdict(verdict["met"] for verdict in verdicts))
+        for verdicts, name in of
+    ]
+    return Table(("run", *limits, ""), tuple(rows))
+
+
+def _bound(verdict: Document) -> str:
+    of = measure(verdict["measure"])
+    return f"{'≤' if of.lower_is_better else '≥'} {measured(of.name, verdict['limit'])}"
+
+
+def _judged(verdict: Document) -> tuple[str, str]:
+    return measured(verdict["measure"], verdict["value"]), _verdict([verdict["met"]])
+
+
+def _verdict(met: Iterable[bool]) -> str:
+    return "met" if all(met) else "NOT MET"
 
 
 def _knee(document: Document) -> Iterator[str]:
@@ -183,8 +202,7 @@ def _knee(document: Document) -> Iterator[str]:
 def _notes(document: Document, runs: Sequence[Document], names: Sequence[str]) -> Iterator[str]:
     for run, name in zip(runs, names, strict=True):
         which = f"{name}: " if len(runs) > 1 else ""
-        for code, n in (run.get("errors_by_code") or {}).items():
-            yield f"{which}{n} of the failed: {code}"
+        yield from (f"{which}{line}" for line in failures([run]))
         if run["n_over_limit"]:
             yield f"{which}{run['n_over_limit']} answers were longer than max_tokens allows"
     yield from dict.fromkeys(note for run in runs for note in run.get("notes", ()))
@@ -192,6 +210,16 @@ def _notes(document: Document, runs: Sequence[Document], names: Sequence[str]) -
         if source != "usage":
             yield f"output tokens are counted by: {source}"
     yield from client_note(document, runs)
+
+
+def failures(runs: Sequence[Document]) -> Iterator[str]:
+    """Yield how requests failed, the most frequent ways first."""
+    found = Counter(error for run in runs for error in run.get("errors", ()) if error)
+    for error, n in found.most_common(MAX_FAILURES):
+        yield f"{n} failed: {error}"
+    rest = found.total() - sum(n for _, n in found.most_common(MAX_FAILURES))
+    if rest:
+        yield f"{rest} failed in other ways"
 
 
 def client_note(document: Document, runs: Sequence[Document]) -> Iterator[str]:

@@ -32,7 +32,7 @@ th.n, td.n { text-align: right; padding: 4px 0 4px 12px; white-space: nowrap; }
 .figures { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 430px), 1fr)); gap: 18px; }
 figure { margin: 0; padding: 14px 16px 10px; background: var(--card); border: 1px solid var(--rule); border-radius: 8px;
   break-inside: avoid; min-width: 0; }
-figcaption { font-weight: 600; }
+figcaption { font-weight: 600; } figcaption span { color: var(--muted); font-weight: 400; }
 .legend { list-style: none; margin: 4px 0 2px; padding: 0; display: flex; flex-wrap: wrap; gap: 2px 16px;
   font-size: 12.5px; color: var(--muted); }
 .legend li { display: flex; align-items: center; gap: 6px; }

@@ -52,26 +52,39 @@ def _table(table: Table, width: int) -> Iterator[str]:
     head = tuple(one_line(cell) for cell in table.head)
     heads = _folded(head, rows, width) if any(head) else []
     widths = [max(len(row[i]) for row in (*heads, *rows)) for i in range(len(head))]
-    if sum(widths) + len(_GAP) * (len(widths) - 1) > width:
+    is_of_words = table.n_left > 2 or widths[0] > width / 2
+    if widths[0] + len(_GAP) + max(widths[1:], default=0) > width or (_total(widths) > width and is_of_words):
         yield from _stacked(head, rows, width)
         return
-    for row in (*heads, *rows):
-        yield _line(row, widths, table.n_left)
+    for columns in _blocks(widths, width):
+        for row in (*heads, *rows):
+            yield _line([row[i] for i in columns], [widths[i] for i in columns], table.n_left)
 
 
-def _line(row: Row, widths: Sequence[int], n_left: int) -> str:
-    cells = [
-        cell.ljust(size) if i < n_left else cell.rjust(size)
-        for i, (cell, size) in enumerate(zip(row, widths, strict=True))
-    ]
-    return _GAP.join(cells).rstrip()
+def _blocks(widths: Sequence[int], width: int) -> Iterator[list[int]]:
+    """Yield the columns that fit beside each other, the first in front of each block."""
+    columns = [0]
+    for i in range(1, len(widths)):
+        if len(columns) > 1 and _total([widths[c] for c in (*columns, i)]) > width:
+            yield columns
+            columns = [0]
+        columns.append(i)
+    yield columns
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + len(_GAP) * (len(widths) - 1)
+
+
+def _line(row: Sequence[str], widths: Sequence[int], n_left: int) -> str:
+    pairs = enumerate(zip(row, widths, strict=True))
+    return _GAP.join(cell.ljust(size) if i < n_left else cell.rjust(size) for i, (cell, size) in pairs).rstrip()
 
 
 def _folded(head: Row, rows: Sequence[Row], width: int) -> list[Row]:
-    """Return the head in as many lines as it takes to fit: its cells are broken at commas and blanks."""
+    """Return the head in as many lines as it takes to fit: its cells are broken at blanks."""
     widest = [max((len(row[i]) for row in rows), default=0) for i in range(len(head))]
-    whole = [max(len(cell), size) for cell, size in zip(head, widest, strict=True)]
-    if sum(whole) + len(_GAP) * (len(whole) - 1) <= width:
+    if _total([max(len(cell), size) for cell, size in zip(head, widest, strict=True)]) <= width:
         return [head]
     cells = [
         textwrap.wrap(cell, max(size, 8), break_long_words=False) or [""]

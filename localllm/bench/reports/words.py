@@ -58,7 +58,7 @@ def count(value: int | None) -> str:
 
 def share(value: float | None) -> str:
     """Return a share of 1 in percent: "4.1%"; "-" for None."""
-    return NONE if value is None else f"{100 * value:.1f}%"
+    return NONE if value is None else f"{100 * value:.3g}%"
 
 
 def size(n_bytes: float | None) -> str:
