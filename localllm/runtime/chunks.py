@@ -45,6 +45,8 @@ class ChunkPolicy:
     def prefill_rows(self, n_decode_rows: int, used_cells: int) -> int:
         """Return how many prompt tokens the step may compute beside `n_decode_rows` decoding rows."""
         cap = max(0, self._cap_rows - n_decode_rows)
+        if self._config.fixed_chunks:
+            return min(self._config.min_chunk_tokens, cap) if n_decode_rows else cap
         if n_decode_rows == 0:
             return self._cost.rows_within(self._config.prefill_target_s, used_cells, cap, _FIRST_CHUNK_TOKENS)
         floor = max(min(self._config.min_chunk_tokens, cap), self._quarter_rows(n_decode_rows, used_cells, cap))
@@ -81,7 +83,8 @@ class ChunkPolicy:
         if first_cut is not None:
             return first_cut
         if end == sequence.n_tokens and end - start > 1:
-            share = self._cost.lone_row_share(end - start, used_cells)
+            is_fixed = self._config.fixed_chunks
+            share = None if is_fixed else self._cost.lone_row_share(end - start, used_cells)
             if share < _LONE_ROW_WORTH if share is not None else end - start >= _LONE_ROW_TOKENS:
                 return end - 1
         return end

@@ -77,7 +77,8 @@ class RuntimeConfig:
     `itl_target_s`: a prefill chunk beside decoding sequences fits in this. `prefill_target_s`:
     the longest step when nobody decodes, so that cancel stays quick. `min_chunk_tokens`: the
     floor that lets a newcomer always advance. `max_waiting`: beyond it, QueueFull. `max_running`:
-    sequences at work at once, None = as many as there are slots.
+    sequences at work at once, None = as many as there are slots. `fixed_chunks`: chunks end where
+    they would on any machine, whatever steps cost: for answers that are compared to the last digit.
     """
 
     itl_target_s: float = 0.2
@@ -86,6 +87,7 @@ class RuntimeConfig:
     max_waiting: int = 128
     min_wait_prefix_tokens: int = 32
     max_running: int | None = None
+    fixed_chunks: bool = False
 
     def __post_init__(self) -> None:
         for name in ("min_chunk_tokens", "max_waiting", "min_wait_prefix_tokens"):

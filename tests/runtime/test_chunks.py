@@ -134,3 +134,20 @@ def test_no_row_is_left_for_a_chunk_beside_as_many_as_the_engine_takes() -> None
     cost.observe(1, 0, 1.0)
     policy = ChunkPolicy(SPEC, RuntimeConfig(), cost, RuntimeStats())
     assert policy.prefill_rows(SPEC.max_batch_tokens, 0) == 0
+
+
+def test_fixed_chunks_end_at_the_same_places_whatever_steps_cost() -> None:
+    """On a machine that is slow or disturbed too: else a golden answer would move by itself."""
+    prompt = list(range(60, 60 + 64)) * 8
+    shapes = []
+    for ms_of_a_row in (0.01, 5.0, 400.0):
+        bench = Bench(FakeEngine(), config=RuntimeConfig(fixed_chunks=True))
+        for n_rows in (1, 8, 64, 256):
+            for _ in range(9):
+                bench.cost.observe(n_rows, 0, n_rows * ms_of_a_row / 1e3)
+        stream = bench.submit(prompt, max_tokens=2)
+        bench.run()
+        assert collect(stream).choices[0].ids == truth(prompt)[:2]
+        shapes.append([batch.n_rows for batch in bench.engine.batches])
+    assert shapes[0][:3] == [256, 255, 1]
+    assert shapes[0] == shapes[1] == shapes[2]

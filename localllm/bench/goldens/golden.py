@@ -18,7 +18,7 @@ from localllm.errors import LocalLLMError, ModelNotFound, pasteable
 from localllm.models.info import ModelInfo
 from localllm.models.resolve import ModelFile
 from localllm.models.store import Store
-from localllm.runtime.config import LoadConfig
+from localllm.runtime.config import LoadConfig, RuntimeConfig
 from localllm.runtime.service import Service
 
 Golden = Mapping[str, Any]
@@ -31,7 +31,7 @@ class OpensModels(Protocol):
         """Return a model's files and facts."""
         ...
 
-    def open(self, model: str, config: LoadConfig, /) -> Service:
+    def open(self, model: str, config: LoadConfig, /, *, runtime: RuntimeConfig) -> Service:
         """Load it behind a service."""
         ...
 
@@ -50,7 +50,9 @@ class Bench:
 
     def service(self, model: str, config: LoadConfig) -> Service:
         """Load a model."""
-        return self.load(lambda: self.opens.open(model, config))
+        # Chunks that end where time tells would move logprobs from one check to the next.
+        runtime = RuntimeConfig(fixed_chunks=True)
+        return self.load(lambda: self.opens.open(model, config, runtime=runtime))
 
 
 @dataclass(frozen=True, slots=True)
