@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from localllm.bench.contract.places import Place, Places
@@ -10,6 +11,7 @@ from localllm.bench.contract.tables import ContractTable, WorkloadTable
 from localllm.bench.contract.terms import Cell
 from localllm.bench.measures import Measure, measure
 from localllm.bench.serving.spec import Cache, Load
+from localllm.bench.serving.wishes import split_cache
 from localllm.bench.slo import Slo, parse_slo
 from localllm.bench.workloads.ask import Workload
 from localllm.bench.workloads.parse import parse_workload
@@ -37,15 +39,18 @@ def cells_of(table: ContractTable, places: Places, folder: Path) -> tuple[Cell, 
 
 def _cells(table: WorkloadTable, n_requests: int, place: Place, folder: Path) -> list[Cell]:
     with place.at("use"):
-        workload = parse_workload(_beside(table.use, folder))
+        text, asked = split_cache(table.use)
+        workload = parse_workload(_beside(text, folder))
     with place.at("slo"):
         slo = None if table.slo is None else parse_slo(table.slo)
         if slo is not None and any(limit.measure.name in (OF_START, *NEEDS_SLO) for limit in slo.limits):
             raise UsageError("an SLO limits latencies, errors and rates, not the start or goodput.", "ttft_p95=500ms")
-    limit = table.requests if table.requests is not None or table.duration_s is not None else n_requests
+    limit = table.requests
+    if limit is None and table.duration_s is None and not workload.is_trace:
+        limit = n_requests
     return [
         Cell(workload, cache, load, _by(table, load, slo, place), limit, table.duration_s, slo)
-        for cache in _caches(table, place)
+        for cache in _caches(table, asked, place)
         for load in _loads(table, workload, place)
     ]
 
@@ -58,7 +63,12 @@ def _beside(use: str, folder: Path) -> str:
     return use
 
 
-def _caches(table: WorkloadTable, place: Place) -> list[Cache]:
+def _caches(table: WorkloadTable, asked: Sequence[Cache] | None, place: Place) -> list[Cache]:
+    """Return the protocols, which stand in a key of their own or in the workload's text."""
+    if table.cache is None:
+        return list(asked or (Cache.COLD,))
+    if asked is not None:
+        raise place.mistake("the workload's text asks for a cache too: say it once.", "cache")
     names = [table.cache] if isinstance(table.cache, str) else table.cache
     known = [cache.value for cache in Cache]
     for name in names:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -86,7 +87,7 @@ def _model(table: ModelTable, place: Place, folder: Path) -> Model:
     _check_sendable(given[key], place, key)
     return Model(
         name=table.name,
-        file=None if table.file is None else folder / Path(table.file),
+        file=None if table.file is None else folder / os.path.expanduser(table.file),
         reference=table.reference or "",
         named=table.named or "",
         sha256=table.sha256.lower(),
@@ -174,10 +175,9 @@ def _check_restarts(
     given = [candidate.name for candidate in candidates if candidate.url]
     if not given or not any(cell.cache is Cache.RESTART for cell in cells):
         return
-    for index, each in enumerate(table.workload):
-        if Cache.RESTART.value in each.cache:
-            raise places.of("workload", index).mistake(
-                f"restart needs servers started here, and {given[0]} is given by its url.",
-                "cache",
-                "give it a command, or leave out restart",
-            )
+    index = next(i for i, w in enumerate(table.workload) if "restart" in (w.cache or "") or "restart" in w.use)
+    raise places.of("workload", index).mistake(
+        f"restart needs servers started here, and {given[0]} is given by its url.",
+        "cache",
+        "give it a command, or leave out restart",
+    )

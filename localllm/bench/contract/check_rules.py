@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from localllm.bench.contract.cells import NEEDS_SLO, OF_START
 from localllm.bench.contract.places import Place, Places
 from localllm.bench.contract.tables import RuleTable
-from localllm.bench.contract.terms import Candidate, Cell, Rule
+from localllm.bench.contract.terms import Candidate, Cell, Key, Rule
 from localllm.bench.measures import Kind, Measure, measure, value_of
 
 
@@ -41,13 +40,24 @@ class _Checking:
         over = self._over()
         at_most, at_least = (self._bound(of, key) for key in ("at_most", "at_least"))
         self._check_bounds(of, at_most, at_least)
-        common: dict[str, Any] = {"at_most": at_most, "at_least": at_least, "over": over}
-        cells: list[tuple[str, str, str] | None] = [None]
+        bounds = [(bound, upper) for bound, upper in ((at_most, True), (at_least, False)) if bound is not None]
+        cells: list[Cell] = []
         if of.name == OF_START:
             self._check_start(candidate)
         else:
-            cells = [cell.key for cell in self._matching(of)]
-        return [Rule(self._place.index + 1, of, candidate.name, cell, **common) for cell in cells]
+            cells = self._matching(of)
+        keys, number = tuple(cell.key for cell in cells), self._place.index + 1
+        return [
+            Rule(number, of, candidate.name, keys, self._where(keys), bound, is_upper, over)
+            for bound, is_upper in bounds
+        ]
+
+    def _where(self, keys: Sequence[Key]) -> str:
+        """Return the cells in words: all three parts of a single one, else what they have in common."""
+        if not keys:
+            return ""
+        shared = [part[0] for part in zip(*keys, strict=True) if len(set(part)) == 1]
+        return ", ".join(shared) if shared else "everywhere"
 
     def _candidate(self, name: str, key: str) -> Candidate:
         for candidate in self._candidates:
@@ -91,9 +101,7 @@ class _Checking:
             if bound is not None and not math.isfinite(bound):
                 raise self._place.mistake(f"{key} is beyond every number.", key)
         if at_most is not None and at_least is not None and at_least > at_most:
-            raise self._place.mistake(
-                "nothing keeps both: at_least is above at_most.", "at_least"
-            )
+            raise self._place.mistake("nothing keeps both: at_least is above at_most.", "at_least")
         if at_most == 0 and of.kind is not Kind.SHARE:
             raise self._place.mistake(f"nothing keeps {of.name} at 0: it is always above.", "at_most")
 

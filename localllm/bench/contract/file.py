@@ -36,14 +36,18 @@ _TYPES = {
 
 def read_contract(path: Path) -> Contract:
     """Return the contract in a file. Raises UsageError naming the place of what is wrong; opens no model."""
+    return parse_contract(read_bytes(path), source=path.name, folder=path.absolute().parent)
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the file's bytes, one more than a contract may have at the most. Raises UsageError."""
     try:
         with path.open("rb") as stream:
-            data = stream.read(MAX_BYTES + 1)
+            return stream.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise UsageError(f"There is no contract {path}.", f"localllm bench init > {path.name}") from None
     except (OSError, ValueError) as error:
         raise UsageError(f"Cannot read the contract {path}: {_why(error)}.", "localllm bench run FILE") from None
-    return parse_contract(data, source=path.name, folder=path.absolute().parent)
 
 
 def parse_contract(data: bytes, *, source: str, folder: Path) -> Contract:

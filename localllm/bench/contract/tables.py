@@ -59,7 +59,7 @@ class WorkloadTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     duration_s: Seconds | None = None
     concurrency: Clients | list[Clients] | None = None
     rate: float | str | list[float | str] | None = None
-    cache: str | list[str] = "cold"
+    cache: str | list[str] | None = None
     slo: Text | None = None
     by: Text | None = None
 

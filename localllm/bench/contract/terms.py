@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from localllm.bench.measures import Measure, text_of
 from localllm.bench.serving.spec import Api, Cache, Load, RunSpec
 from localllm.bench.slo import Slo
 from localllm.bench.workloads.ask import Workload
+
+Key: TypeAlias = tuple[str, str, str]
+"""Workload, cache and load as documents spell them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +62,8 @@ class Cell:
     slo: Slo | None = None
 
     @property
-    def key(self) -> tuple[str, str, str]:
-        """Workload, cache and load as documents spell them: equal for equal cells."""
+    def key(self) -> Key:
+        """What is equal for equal cells."""
         return self.workload.spec, self.cache.value, str(self.load)
 
     def spec(self, *, n_warmup: int, seed: int, fills_length: bool) -> RunSpec:
@@ -80,42 +83,32 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A success rule at one cell; `cell` None = of the server, not of a run (its start).
+    """A success rule that must hold at each of `cells`; without any, it is of the server's start.
 
-    The bounds are in the measure's own unit or, with `over`, times that candidate's value.
+    `number`: in the file, from 1; `where`: the cells in words; `bound`: the most (`is_upper`) or the
+    least, in the measure's own unit or, with `over`, times that candidate's value.
     """
 
     number: int
     measure: Measure
     candidate: str
-    cell: tuple[str, str, str] | None
-    at_most: float | None = None
-    at_least: float | None = None
+    cells: tuple[Key, ...]
+    where: str
+    bound: float
+    is_upper: bool
     over: str = ""
 
     @property
     def text(self) -> str:
         """What is asked, as a sentence without its end."""
-        bounds = [(word, self._spelled(bound)) for word, bound in self.bounds]
-        asked = " and ".join(f"{word} {bound}" for word, bound in bounds)
-        against = f" that of {self.over}" if self.over else ""
-        where = "" if self.cell is None else f" ({', '.join(self.cell)})"
-        return f"{self.candidate}: {self.measure.name} {asked}{against}{where}"
-
-    @property
-    def bounds(self) -> Iterator[tuple[str, float]]:
-        """The bounds that are set, with their words."""
-        if self.at_most is not None:
-            yield "at most", self.at_most
-        if self.at_least is not None:
-            yield "at least", self.at_least
+        word = "at most" if self.is_upper else "at least"
+        bound = f"{self.bound:g} times that of {self.over}" if self.over else text_of(self.measure, self.bound)
+        where = f" ({self.where})" if self.where else ""
+        return f"{self.candidate}: {self.measure.name} {word} {bound}{where}"
 
     def holds(self, value: float) -> bool:
-        """Say whether `value` keeps both bounds."""
-        return (self.at_most is None or value <= self.at_most) and (self.at_least is None or value >= self.at_least)
-
-    def _spelled(self, bound: float) -> str:
-        return f"{bound:g} x" if self.over else text_of(self.measure, bound)
+        """Say whether `value` keeps the bound."""
+        return value <= self.bound if self.is_upper else value >= self.bound
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +16,7 @@ import psutil
 
 TERMINATE_S = 15.0
 CHILDREN_S = 2.0
-_GUARD = 'read ended || { kill -TERM -- "-$0"; sleep 2; kill -KILL -- "-$0"; }'
+_GUARD = 'read ended || { kill -s TERM -- "-$0"; sleep 2; kill -s KILL -- "-$0"; }'
 """Ends the group $0 where its stdin closes without a line: we are gone, however that came."""
 
 
@@ -66,6 +67,10 @@ class ProcessTree:
         except BaseException as error:
             self._failure = error
 
+    @property
+    def _leader_pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
     def exit_code(self) -> int | None:
         """Return how the program ended; None where it runs."""
         return None if self._process is None else self._process.poll()
@@ -100,11 +105,11 @@ class ProcessTree:
                 self._process.terminate()
                 with suppress(subprocess.TimeoutExpired):
                     self._process.wait(terminate_s)
-            rest = self._left()
+            rest = [process for process in self._left() if process.pid != self._leader_pid]
             for process in rest:
                 with suppress(psutil.Error):
                     process.terminate()
-            psutil.wait_procs(rest, CHILDREN_S if terminate_s else 0.0)
+            _await_ends(rest, CHILDREN_S if terminate_s else 0.0)
         finally:
             self._kill()
 
@@ -113,7 +118,7 @@ class ProcessTree:
         for process in left:
             with suppress(psutil.Error):
                 process.kill()
-        psutil.wait_procs(left, CHILDREN_S)
+        _await_ends(left, CHILDREN_S)
         if self._process is not None:
             with suppress(subprocess.TimeoutExpired):  # one that hangs in the kernel ends when that lets it
                 self._process.wait(CHILDREN_S)
@@ -154,6 +159,13 @@ def _lives(process: psutil.Process) -> bool:
     with suppress(psutil.Error):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
+
+
+def _await_ends(processes: Sequence[psutil.Process], timeout_s: float) -> None:
+    """Wait until none of them lives; a zombie that nobody reaps is none."""
+    give_up_s = time.monotonic() + timeout_s
+    while any(_lives(process) for process in processes) and time.monotonic() < give_up_s:
+        time.sleep(0.01)
 
 
 def listeners(port: int) -> list[psutil.Process]:

@@ -168,13 +168,19 @@ class StartedServer:
             code = tree.exit_code()
             if code is not None:
                 raise self._ended(tree, code)
-            if _is_ready(self._port, self._starting.key) and tree.exit_code() is None:
+            if _is_ready(self._port, self._starting.key) and tree.exit_code() is None and self._is_answering(tree):
                 return
             time.sleep(_POLL_S)
         raise ServerUnreachable(
             f"{self.name} did not answer within {self._starting.ready_timeout_s:g} s: {_words(tree)}",
             pasteable(*self._starting.words(self._port)),
         )
+
+    def _is_answering(self, tree: ProcessTree) -> bool:
+        """Say whether it is this server that answers, as far as it can be seen, not one that took the port before."""
+        pids = tree.pids()
+        found = [process for process in listeners(self._port) if _name(process) not in _FORWARDERS]
+        return not found or any(process.pid in pids for process in found)
 
     def _ended(self, tree: ProcessTree, code: int) -> LocalLLMError:
         """Return that it ended before it answered: in its own words, with its own exit code where it is ours."""
