@@ -11,6 +11,7 @@ from localllm.bench.client.calls import Call
 from localllm.bench.serving.endpoint import Endpoint
 from localllm.bench.serving.spec import Api
 from localllm.bench.workloads.ask import Ask
+from localllm.bench.workloads.schema import answer_schema
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 SEED = 1
@@ -79,9 +80,7 @@ def _tools(ask: Ask) -> Mapping[str, Any]:
 
 
 def _response_format(kind: type[msgspec.Struct]) -> Mapping[str, Any]:
-    (root,), parts = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
-    name = root["$ref"].rpartition("/")[2]  # servers that follow no reference at the root take it spelt out
-    schema = {**parts.pop(name), **({"$defs": parts} if parts else {})}
+    schema = answer_schema(kind)
     return {"type": "json_schema", "json_schema": {"name": kind.__name__, "schema": schema, "strict": True}}
 
 

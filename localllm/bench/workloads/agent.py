@@ -11,11 +11,12 @@ from localllm.bench.workloads.ask import Ask, Message, Session
 from localllm.bench.workloads.draws import Draws
 from localllm.bench.workloads.lengths import Lengths
 from localllm.bench.workloads.parameters import choice, count, spread, tokens, words
-from localllm.bench.workloads.prose import Prose, n_words, place
+from localllm.bench.workloads.prose import Prose, filled, n_words, place
 from localllm.bench.workloads.recipe import Recipe, Shared, Sharing
 from localllm.bench.workloads.tools import MOST, arguments_for, make_tools, result_of
 
 _CALL_WORDS = 7  # of a call: its name and arguments, on average
+_SECTION_WORDS = 120
 _CLOSING_WORDS = 20  # of what the assistant says before the branches
 
 
@@ -68,11 +69,8 @@ def _system(prose: Prose, draws: Draws, trade: str, length: int) -> str:
     missing = length - n_words(parts[0])
     while missing > 0:
         heading = f"## {prose.phrase(draws, trade, 'goods').capitalize()}"
-        rules: list[str] = []
-        room = min(missing, 120) - 2
-        while room > 0:
-            rules.append(f"- {prose.sentence(draws, trade, 'rule')}")
-            room -= n_words(rules[-1])
+        room = max(1, min(missing, _SECTION_WORDS) - n_words(heading))
+        rules = filled(lambda: f"- {prose.sentence(draws, trade, 'rule')}", room)
         parts.append("\n".join([heading, *rules]))
         missing -= n_words(parts[-1])
     return "\n\n".join(parts)

@@ -42,7 +42,7 @@ class Ask:
         first = dict(self.messages[0])
         first["content"] = f"[{salt}] {first.get('content') or ''}"
         tools = self.tools
-        if tools:  # many templates write them before the first message
+        if tools and "function" in tools[0]:  # many templates write them before the first message
             function = dict(tools[0]["function"])
             function["description"] = f"[{salt}] {function.get('description') or ''}"
             tools = ({**tools[0], "function": function}, *tools[1:])

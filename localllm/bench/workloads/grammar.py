@@ -79,6 +79,11 @@ SENTENCES: Mapping[str, str] = {
     "|what happens {where} is not to be told to {actor} unless {cause}."
     "|do not repeat what {actor} said; say what follows from it.",
     "plot": "tell of {actor}, who finds a {quality} {thing} {where}."
+    "|the only witness is {actor}, and {cause}."
+    "|{actor} keeps a secret about {count} {goods} that were sent to {name}."
+    "|a letter of {date} claims that {cause}; was it true?"
+    "|at the heart of it stand two rivals, {actor} and {actor}, and one {quality} {part}."
+    "|for {number} years nobody has dared to {do} the {thing}, until {actor} comes along."
     "|it begins {when}, when {cause}.|somewhere a {part} plays a part, and so do {count} {goods}."
     "|let it end in {name}, after {result}.|the {thing} should seem {quality} at first and {quality} in the end.",
     "record": "logbook|duty sheet|yearly report|inventory|inspection list|minutes of the meeting",

@@ -14,9 +14,10 @@ from localllm.bench.workloads.parameters import parse_pairs
 from localllm.bench.workloads.recipe import Recipe
 from localllm.errors import UsageError
 
-_WEIGHT = re.compile(r"(?=.*[1-9])\d{0,6}(\.\d{0,6})?")
+_WEIGHT = re.compile(r"(?=.*[1-9])\d{0,6}(\.\d{0,3})?")  # so that the spec can spell every ratio again
 _EXAMPLE = "--workload mixed:chat=.6,rag=.3,story=.1"
-_SHARE_DECIMALS = 4
+_THOUSAND = 1_000
+_MOST_WHOLE = 999_999
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +39,15 @@ class Mixed:
     @property
     def spec(self) -> str:
         """Its canonical text: shares as decimals where those are short, else as whole numbers in proportion."""
-        scale = 10**_SHARE_DECIMALS
-        if all((part.share * scale).denominator == 1 for part in self.parts):
-            weights = [f"{float(part.share):.{_SHARE_DECIMALS}f}".rstrip("0").rstrip(".") for part in self.parts]
+        in_thousandths = [part.share * _THOUSAND for part in self.parts]
+        common = math.lcm(*(part.share.denominator for part in self.parts))
+        whole = [part.share * common for part in self.parts]
+        if all(share.denominator == 1 for share in in_thousandths):
+            weights = [_decimal(share.numerator) for share in in_thousandths]
+        elif max(whole) <= _MOST_WHOLE:
+            weights = [str(weight) for weight in whole]
         else:
-            common = math.lcm(*(part.share.denominator for part in self.parts))
-            weights = [str(part.share * common) for part in self.parts]
+            weights = [_decimal(weight.numerator) for weight in whole]
         return "mixed:" + ",".join(f"{part.name}={weight}" for part, weight in zip(self.parts, weights, strict=True))
 
     @property
@@ -73,6 +77,12 @@ class Mixed:
             following[at] = next(waiting[at])
 
 
+def _decimal(n_thousandths: int) -> str:
+    """Return a number of thousandths as a decimal, without zeros at its end."""
+    whole, rest = divmod(n_thousandths, _THOUSAND)
+    return f"{whole}.{rest:03}".rstrip("0").rstrip(".")
+
+
 def mixed(text: str, recipe: Callable[[str], Recipe[Any]]) -> Mixed:
     """Return the mix that `text` spells ("chat=.6,rag=.3"); weights are normalised. Raises UsageError."""
     weights: dict[str, Fraction] = {}
@@ -81,7 +91,7 @@ def mixed(text: str, recipe: Callable[[str], Recipe[Any]]) -> Mixed:
             raise UsageError(f"The workload mixed has no part {name}: it mixes the shipped ones.", _EXAMPLE)
         if not spelled.isascii() or not _WEIGHT.fullmatch(spelled):
             raise UsageError(
-                f"The workload mixed takes for {name} a weight above 0 and below 1000000, not {spelled!r}.", _EXAMPLE
+                f"The workload mixed takes for {name} a weight from 0.001 to 999999, not {spelled[:40]!r}.", _EXAMPLE
             )
         weights[name] = Fraction(spelled)
     if not weights:

@@ -19,6 +19,7 @@ P = TypeVar("P", bound="DataclassInstance")
 _DECIMALS = re.compile(r"\d{0,4}(\.\d{0,3})?")
 _RULE = "rule"
 MOST_WORDS = 200_000
+_SHOWN_CHARS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ def parse_parameters(workload: str, kind: type[P], text: str) -> P:
         values[key] = rule.value(spelled)
         if values[key] is None:
             raise UsageError(
-                f"The workload {workload} takes for {key} {rule.allowed}, not {spelled!r}.",
+                f"The workload {workload} takes for {key} {rule.allowed}, not {spelled[:_SHOWN_CHARS]!r}.",
                 f"--workload {workload}:{key}={default}",
             )
     return kind(**values)

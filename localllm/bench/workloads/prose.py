@@ -17,6 +17,8 @@ _SYMBOL = re.compile(r"\{(\w+)\}")
 _AN = re.compile(r"\b([Aa]) (?=[aeiouAEIOU])")
 _HEADS = ("Tarn", "Vel", "Brod", "Osk", "Lim", "Har", "Quel", "Stav", "Mor", "Ind", "Fenn", "Zal", "Ruth", "Cass")
 _MIDDLES = ("", "a", "en", "o", "ing", "er", "i")
+_NEAR_WORDS = 30  # as near to the end, the sentence that fits best of so many is taken
+_TRIES = 4
 _TAILS = ("wick", "mora", "feld", "by", "stead", "hollow", "gate", "borg", "mere", "combe", "lund", "nes")
 
 
@@ -47,28 +49,39 @@ class Prose:
         """Return one of the alternatives of a symbol, written out."""
         if symbol in self._drawn:
             return self._drawn[symbol](draws)
-        form = draws.pick(self._rules[trade][symbol])
+        return self._expanded(draws, trade, draws.pick(self._rules[trade][symbol]))
+
+    def sentence(self, draws: Draws, trade: str, symbol: str = "statement") -> str:
+        """Return a sentence of a kind, with a capital letter at its beginning."""
+        return _polished(self.phrase(draws, trade, symbol))
+
+    def filled_in(self, draws: Draws, trade: str, form: str) -> str:
+        """Return the sentence that `form` ("the {part} was {state}.") becomes."""
+        return _polished(self._expanded(draws, trade, tuple(_SYMBOL.split(form))))
+
+    def text(self, draws: Draws, trade: str, n_words: int, symbol: str = "statement") -> str:
+        """Return sentences of `n_words` together, to within half a sentence: one at least, none for 0 words."""
+        return " ".join(filled(lambda: self.sentence(draws, trade, symbol), n_words))
+
+    def _expanded(self, draws: Draws, trade: str, form: _Form) -> str:
         if len(form) == 1:
             return form[0]
         return "".join(self.phrase(draws, trade, part) if at % 2 else part for at, part in enumerate(form))
 
-    def sentence(self, draws: Draws, trade: str, symbol: str = "statement") -> str:
-        """Return a sentence with a capital letter at its beginning."""
-        text = _AN.sub(r"\1n ", self.phrase(draws, trade, symbol))
-        return text[:1].upper() + text[1:]
 
-    def text(self, draws: Draws, trade: str, n_words: int, symbol: str = "statement") -> str:
-        """Return sentences of `n_words` together, to within half a sentence: one at least, none for 0 words."""
-        sentences: list[str] = []
-        missing = n_words
-        while missing > 0:
-            sentence = self.sentence(draws, trade, symbol)
-            length = sentence.count(" ") + 1
-            if sentences and length > 2 * missing:
-                break
-            sentences.append(sentence)
-            missing -= length
-        return " ".join(sentences)
+def filled(make: Callable[[], str], n_words: int) -> list[str]:
+    """Return pieces of text that `make` gives, about `n_words` together: one at least, none for 0 words."""
+    pieces: list[str] = []
+    missing = n_words
+    while missing > 0:
+        n_tried = _TRIES if missing < _NEAR_WORDS else 1
+        piece = min((make() for _ in range(n_tried)), key=lambda text: abs(missing - text.count(" ")))
+        length = piece.count(" ") + 1
+        if pieces and length > 2 * missing:
+            break
+        pieces.append(piece)
+        missing -= length
+    return pieces
 
 
 def place(draws: Draws) -> str:
@@ -90,6 +103,11 @@ def ordered(draws: Draws, head: str, rules: Sequence[str]) -> str:
 def n_words(text: str) -> int:
     """Return how many words `text` has: what white space separates."""
     return len(text.split())
+
+
+def _polished(text: str) -> str:
+    text = _AN.sub(r"\1n ", text)
+    return text[:1].upper() + text[1:]
 
 
 def _forms(rules: Mapping[str, str]) -> dict[str, tuple[_Form, ...]]:

@@ -20,6 +20,7 @@ _RULES = (
     "Keep numbers and dates as they are.",
 )
 _SECTION_WORDS = 110
+_LEAST_MORE_WORDS = 8  # as few as a sentence has
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +87,18 @@ def _question(prose: Prose, draws: Draws, document: _Document, length: int) -> s
     """Return a question about one section, with some words around it."""
     at = draws.below(len(document.things)) if document.things else 0
     thing = document.things[at] if document.things else "place"
-    asked = draws.pick(
+    form = draws.pick(
         (
-            f"What does section {at + 1} say about the {thing}?",
-            f"Who dealt with the {thing}, and when?",
-            f"Which numbers are given for the {thing} in section {at + 1}?",
-            f"Why was there trouble with the {thing}?",
+            "what does section {at} say about the {thing}, given that {cause}?",
+            "who dealt with the {thing}, and was it because {cause}?",
+            "is it true for the {thing} that {cause}?",
+            "which numbers are given for the {thing}, apart from {number} {goods}?",
+            "after trouble with the {thing}, was it so that {result}?",
         )
     )
-    return " ".join(part for part in (prose.text(draws, document.trade, length - n_words(asked) - 4), asked) if part)
+    asked = prose.filled_in(draws, document.trade, form.replace("{at}", str(at + 1)).replace("{thing}", thing))
+    left = length - n_words(asked)
+    return f"{prose.text(draws, document.trade, left)} {asked}" if left >= _LEAST_MORE_WORDS else asked
 
 
 def _lengths(of: RagParameters) -> Mapping[str, Lengths]:

@@ -8,6 +8,7 @@ from localllm.bench.workloads.draws import Draws
 from localllm.bench.workloads.source_forms import (
     ADJECTIVES,
     ATTRIBUTES,
+    CLASS,
     FORMS,
     HEAD,
     NOUNS,
@@ -87,7 +88,10 @@ def _function(draws: Draws, used: set[str]) -> tuple[Function, str]:
             f"Take the {noun}s in the order of their {attribute}, at most as many as {parameter} says.",
         )
     )
-    text = draws.pick(FORMS).format(
+    form = draws.pick(FORMS)
+    if form.startswith(CLASS):
+        name = "".join(word.capitalize() for word in name.split("_"))
+    text = form.format(
         name=name,
         noun=noun,
         nouns=f"{noun}s",

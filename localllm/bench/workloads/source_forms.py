@@ -44,6 +44,7 @@ class {record}:
 {fields}
 '''
 
+CLASS = "\nclass"  # how a form begins that defines one
 FORMS = (
     '''
 def {name}({nouns}: Iterable[Any], {parameter}: int = {default}) -> list[Any]:

@@ -12,7 +12,10 @@ from localllm.bench.workloads.parameters import spread, tokens, words
 from localllm.bench.workloads.prose import Prose
 from localllm.bench.workloads.recipe import Recipe, Sharing
 
-_FORMS = ("a short story", "a tale for children", "a ballad in prose", "a mystery", "a letter that tells a story")
+_FORMS = ("a story", "a tale for children", "a ballad in prose", "a mystery", "a diary", "a monologue", "a fable")
+_TONES = ("calmly told", "in the present", "with much talk", "full of smells and sounds", "in plain words", "with wit")
+
+_FRAME_WORDS = 9  # of the sentence around them
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +33,8 @@ def _sessions(of: StoryParameters, seed: int) -> Iterator[Session]:
     at = 0
     while True:
         draws = Draws(seed, "story", at)
-        plot = prose.text(draws, draws.pick(prose.trades), max(1, lengths["prompt"].draw(draws) - 6), "plot")
-        request = f"{plot} Write {draws.pick(_FORMS)} of this."
+        plot = prose.text(draws, draws.pick(prose.trades), max(1, lengths["prompt"].draw(draws) - _FRAME_WORDS), "plot")
+        request = f"{plot} Write {draws.pick(_FORMS)} of this, {draws.pick(_TONES)}."
         yield (Ask("story", lengths["answer"].draw(draws), messages=({"role": "user", "content": request},)),)
         at += 1
 

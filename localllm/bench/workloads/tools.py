@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from localllm.bench.workloads.draws import Draws
-from localllm.bench.workloads.prose import Prose, place, tag
+from localllm.bench.workloads.prose import Prose, filled, place, tag
 
 _VERBS = {
     "read": "Read",
@@ -82,10 +82,9 @@ def arguments_for(draws: Draws, tool: Mapping[str, Any]) -> dict[str, Any]:
 
 def result_of(prose: Prose, draws: Draws, trade: str, n_words: int) -> str:
     """Return what a tool found: lines of a log, about `n_words` together."""
-    lines: list[str] = []
-    missing = n_words
-    while missing > 0:
+
+    def line() -> str:
         at = f"{draws.below(24):02}:{draws.below(60):02}:{draws.below(60):02}"
-        lines.append(f"{at} {tag(draws)} {prose.sentence(draws, trade)}")
-        missing -= len(lines[-1].split())
-    return "\n".join(lines)
+        return f"{at} {tag(draws)} {prose.sentence(draws, trade)}"
+
+    return "\n".join(filled(line, n_words))
