@@ -1,0 +1,134 @@
+"""How far a statistic of requests that are not independent may be off: whole blocks of them are drawn anew.
+
+Requests that follow one another are alike (the machine drifts, a batch is shared), so drawing single
+requests claims more than was seen. What is drawn here is a block: a round where there are rounds,
+else a stretch of consecutive requests, long against the time over which they are alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Values: TypeAlias = NDArray[np.float64]
+Block: TypeAlias = Values
+"""Values that are drawn together."""
+
+N_RESAMPLES = 2_000
+MOST_BLOCKS = 10
+FEWEST_BLOCKS = 4
+_LENGTHS_A_BLOCK = 2.5  # of the time over which requests are alike
+_FEWEST_TO_SEE_LIKENESS = 12
+_MAX_DISTINCT = 2_048
+_MAX_HELD = 1 << 22
+
+
+def n_blocks(of_requests: Sequence[Sequence[float]]) -> int:
+    """Return into how many blocks requests can be cut: one each for a few, at most MOST_BLOCKS."""
+    n = len(of_requests)
+    alike = likeness([float(np.median(values)) for values in of_requests if len(values)])
+    return min(n, max(FEWEST_BLOCKS, min(MOST_BLOCKS, int(n / (_LENGTHS_A_BLOCK * alike)))))
+
+
+def likeness(series: Sequence[float]) -> float:
+    """Return over how many neighbours values are alike: 1 for independent ones, or for too few to tell.
+
+    It is the sum of the autocorrelations of their ranks on both sides, up to the first that could be chance.
+    """
+    n = len(series)
+    if n < _FEWEST_TO_SEE_LIKENESS:
+        return 1.0
+    ranks = np.argsort(np.argsort(np.asarray(series, dtype=np.float64), kind="stable"), kind="stable").astype(float)
+    ranks -= ranks.mean()
+    spread = float(ranks @ ranks)
+    found = 1.0
+    for lag in range(1, n // 3):
+        # 1 / n: an estimate from a short series is low by about that.
+        correlation = float(ranks[:-lag] @ ranks[lag:]) / spread + 1 / n
+        if correlation < 1.3 / math.sqrt(n):
+            break
+        found += 2 * correlation
+    return found
+
+
+def cut(of_requests: Sequence[Sequence[float]], n: int) -> list[Block]:
+    """Return `n` blocks of consecutive requests, as equal in number as can be."""
+    edges = [round(k * len(of_requests) / n) for k in range(n + 1)]
+    return [_joined(of_requests[a:b]) for a, b in pairwise(edges)]
+
+
+def whole(of_requests: Sequence[Sequence[float]]) -> Block:
+    """Return all requests as one block: a round."""
+    return _joined(of_requests)
+
+
+def draws(n: int, seed: int) -> NDArray[np.int64]:
+    """Return how often each of `n` blocks is drawn, with replacement: int64 [N_RESAMPLES, n]."""
+    drawn: NDArray[np.int64] = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=N_RESAMPLES)
+    return drawn
+
+
+def resampled(blocks: Sequence[Block], percent: float | None, drawn: NDArray[np.int64]) -> Values:
+    """Return the percentile (None: the mean) of what each draw holds: float64 [N_RESAMPLES], nan for nothing."""
+    return _means(blocks, drawn) if percent is None else _percentiles(blocks, percent, drawn)
+
+
+def _joined(of_requests: Sequence[Sequence[float]]) -> Values:
+    return np.asarray([value for values in of_requests for value in values], dtype=np.float64)
+
+
+def _means(blocks: Sequence[Block], drawn: NDArray[np.int64]) -> Values:
+    sums = np.asarray([float(block.sum()) for block in blocks])
+    counts = np.asarray([len(block) for block in blocks], dtype=np.float64)
+    n = drawn @ counts
+    means: Values = np.divide(drawn @ sums, n, out=np.full(len(drawn), np.nan), where=n > 0)
+    return means
+
+
+def _percentiles(blocks: Sequence[Block], percent: float, drawn: NDArray[np.int64]) -> Values:
+    """Count how often each distinct value is drawn, instead of sorting each draw."""
+    distinct = _distinct(np.concatenate(list(blocks)))
+    counts = np.zeros((len(blocks), len(distinct)))
+    for row, block in zip(counts, blocks, strict=True):
+        np.add.at(row, _nearest(distinct, block), 1.0)
+    n_at_once = max(1, _MAX_HELD // len(distinct))
+    parts = [drawn[start : start + n_at_once] for start in range(0, len(drawn), n_at_once)]
+    return np.concatenate([_weighted(distinct, part @ counts, percent) for part in parts])
+
+
+def _weighted(distinct: Values, weights: Values, percent: float) -> Values:
+    """Return the percentile of `distinct`, each as often as its weight says: numpy's "linear", a row a draw."""
+    up_to = np.cumsum(weights, axis=1)
+    n = up_to[:, -1]
+    place = np.maximum(n - 1, 0) * (percent / 100)
+    below = np.floor(place)
+    above = np.minimum(below + 1, np.maximum(n - 1, 0))
+    last = len(distinct) - 1
+    low = distinct[np.minimum((up_to <= below[:, np.newaxis]).sum(axis=1), last)]
+    high = distinct[np.minimum((up_to <= above[:, np.newaxis]).sum(axis=1), last)]
+    found: Values = np.where(n > 0, low + (high - low) * (place - below), np.nan)
+    return found
+
+
+def _distinct(values: Values) -> Values:
+    """Return the distinct values in order; of very many, ones spread evenly over their ranks."""
+    distinct = np.unique(values)
+    if len(distinct) <= _MAX_DISTINCT:
+        return distinct
+    picked: Values = np.unique(np.quantile(values, np.linspace(0, 1, _MAX_DISTINCT), method="nearest"))
+    return picked
+
+
+def _nearest(distinct: Values, values: Values) -> NDArray[np.int64]:
+    """Return the index in `distinct` that is nearest to each value."""
+    right = np.clip(np.searchsorted(distinct, values), 1, max(1, len(distinct) - 1))
+    if len(distinct) == 1:
+        return np.zeros(len(values), dtype=np.int64)
+    is_left = values - distinct[right - 1] < distinct[right] - values
+    index: NDArray[np.int64] = np.where(is_left, right - 1, right).astype(np.int64)
+    return index
