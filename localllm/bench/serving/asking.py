@@ -80,7 +80,11 @@ def _failure(target: Target, error: Exception) -> ServerUnreachable:
         case ssl.SSLError():
             return ServerUnreachable(f"{where} does not speak TLS.", f"http://{host}:{target.port}")
         case TimeoutError():
-            return ServerUnreachable(f"{where} does not answer in time.", "check the address, or a firewall between")
+            advice = "check the address, or a firewall between"
+            return ServerUnreachable(
+                f"{where} does not answer in time.",
+                advice if target.tls is None else f"http://{host}:{target.port} if it does not speak TLS; {advice}",
+            )
         case http.client.HTTPException() | ConnectionError() if target.tls is None:
             return ServerUnreachable(
                 f"{where} does not speak HTTP: {_words(error)}.", f"https://{host}:{target.port}, or check the port"

@@ -95,7 +95,15 @@ class Runner:
             return
         self._on_progress(f"{run.name}: restart", 0, 0)
         model = run.endpoint.model
-        await asyncio.to_thread(self._running.restart)
+        restart = asyncio.create_task(asyncio.to_thread(self._running.restart))
+        stop = asyncio.create_task(self._stop.wait())
+        await asyncio.wait((restart, stop), return_when=asyncio.FIRST_COMPLETED)
+        if self._stop.is_set():  # a big model loads for minutes: it is given up
+            await asyncio.to_thread(self._running.stop)
+            await asyncio.gather(restart, return_exceptions=True)
+            return
+        stop.cancel()
+        await restart
         self._endpoint = await asyncio.to_thread(
             lambda: discover(self._running.url, api=self._api, model=model, key=self._key)
         )

@@ -88,12 +88,14 @@ async def stand_in(script: Script) -> AsyncIterator[StandIn]:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         running.n_connections += 1
         tasks.add(asyncio.current_task())  # type: ignore[arg-type]
-        with suppress(ConnectionError, asyncio.IncompleteReadError):
-            while not writer.is_closing():
-                seen = await read_request(reader)
-                running.seen.append(seen)
-                await script(seen, Reply(writer))
-        writer.close()
+        try:
+            with suppress(ConnectionError, asyncio.IncompleteReadError):
+                while not writer.is_closing():
+                    seen = await read_request(reader)
+                    running.seen.append(seen)
+                    await script(seen, Reply(writer))
+        finally:
+            writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     running.port = server.sockets[0].getsockname()[1]

@@ -109,6 +109,7 @@ def served(script: Script) -> Iterator[str]:
             where.append(running)
             ready.set()
             await over.wait()
+        await asyncio.sleep(0.01)  # connections that were closed are closed then
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), daemon=True)
     thread.start()
