@@ -276,7 +276,12 @@ def test_a_stop_while_it_restarts_gives_the_restart_up() -> None:
         given = Given(url, can_restart=True)
         given.stop = going.set  # type: ignore[method-assign]
         one = Runner(given, "openai-chat", on_progress=lambda *_: None)
-        given.on_restart = lambda: (one.stop(), restart())
+
+        def stopped_meanwhile() -> None:
+            one.stop()
+            restart()
+
+        given.on_restart = stopped_meanwhile
         result = one.run(spec(cache=Cache.RESTART))
     assert going.is_set()
     assert result.partial
