@@ -10,6 +10,7 @@ import asyncio
 import errno
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from localllm.bench.client.calls import Call, End, Outcome, Target
 from localllm.bench.client.exchange import Exchange
@@ -38,12 +39,15 @@ class Client:
         `due_s`: when it was to be sent. `on_event` hears when each event of a stream came, as it comes.
         Raises UsageError: a path or header that HTTP cannot carry.
         """
-        started_s = time.perf_counter()
+        exchange, request = self._prepared(call, on_event)
+        n_sends, started_s = 1, time.perf_counter()
         due_s = started_s if due_s is None else due_s
         was_idle = self._connection is not None and started_s - self._used_s > STALE_AFTER_S
-        exchange, n_sends = await self._attempt(call, on_event), 1
+        await self._attempt(exchange, request)
         if was_idle and exchange.is_stale:  # closed while idle, as we sent: that is no answer
-            exchange, n_sends = await self._attempt(call, on_event), 2
+            exchange, request = self._prepared(call, on_event)
+            n_sends = 2
+            await self._attempt(exchange, request)
         self._used_s = time.perf_counter()
         if exchange.end is not None or not exchange.reader.keeps_alive:
             self.close()
@@ -56,10 +60,18 @@ class Client:
         if self._connecting is not None:
             self._connecting.reschedule(0)
 
-    async def _attempt(self, call: Call, on_event: Callable[[float], None] | None) -> Exchange:
-        exchange = self._exchange = Exchange(call, on_event)
+    async def connect(self) -> None:
+        """Open the connection where there is none. That it cannot be opened is told by the next call."""
+        with suppress(OSError, TimeoutError):
+            await self._connected()
+
+    def _prepared(self, call: Call, on_event: Callable[[float], None] | None) -> tuple[Exchange, bytes]:
+        exchange = Exchange(call, on_event)
+        return exchange, _request_bytes(self._target, call, exchange)
+
+    async def _attempt(self, exchange: Exchange, request: bytes) -> None:
+        self._exchange = exchange
         try:
-            request = _request_bytes(self._target, call, exchange)
             connection = await self._connected()
             if not exchange.done.done():
                 connection.begin(exchange, request)
@@ -70,7 +82,6 @@ class Client:
             exchange.finish(time.perf_counter(), End.UNREACHABLE, _why(error))
         finally:
             self._exchange = None
-        return exchange
 
     async def _connected(self) -> _Connection:
         """Return an open connection. Raises OSError, TimeoutError."""
@@ -84,6 +95,7 @@ class Client:
                 )
         finally:
             self._connecting = None
+        self._used_s = time.perf_counter()
         return self._connection
 
     def close(self) -> None:

@@ -27,8 +27,9 @@ async def closed_loop(
 ) -> None:
     """Let each client send its calls one after another on its own connection; `keep` hears of every outcome.
 
-    After `duration_s` no call is begun any more, those begun are waited for. `pause_s` is waited
-    after a call that was not answered, so that a server that refuses at once is not flooded.
+    Connections are opened before the first call is sent. After `duration_s` no call is begun any
+    more, those begun are waited for. `pause_s` is waited after a call that was not answered, so that
+    a server that refuses at once is not flooded.
     `stop`, once set: no call is begun any more, those begun are cancelled and kept as such.
     """
     stop = asyncio.Event() if stop is None else stop
@@ -45,10 +46,12 @@ async def closed_loop(
                 await _pause(stop, pause_s)
 
     with _no_old_garbage():
-        ends_s = None if duration_s is None else time.perf_counter() + duration_s
-        async with _closing(running, stop), asyncio.TaskGroup() as group:
-            for client, calls in zip(running, clients, strict=True):
-                group.create_task(one(client, iter(calls)))
+        async with _closing(running, stop):
+            await asyncio.gather(*(client.connect() for client in running))
+            ends_s = None if duration_s is None else time.perf_counter() + duration_s
+            async with asyncio.TaskGroup() as group:
+                for client, calls in zip(running, clients, strict=True):
+                    group.create_task(one(client, iter(calls)))
 
 
 async def open_loop(
@@ -69,6 +72,8 @@ async def open_loop(
     clients: list[Client] = []
 
     async def one(call: Call, due_s: float) -> None:
+        if stop.is_set():
+            return
         if not idle:
             idle.append(Client(target, len(clients)))
             clients.append(idle[-1])
