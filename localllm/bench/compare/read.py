@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,14 @@ def cells_of(data: bytes, name: str) -> list[Cell]:
     if not cells:
         raise UsageError(f"{name}: there are no results in it.", _KNOWN)
     return cells
+
+
+def cells_of_document(document: Mapping[str, Any], name: str) -> list[Cell]:
+    """Return every cell of a result that was not read from a file. Raises UsageError."""
+    try:
+        return list(_of_document(Fields(document), name))
+    except Malformed as error:
+        raise UsageError(f"{error.what} at {error.place or 'its top'}.", _KNOWN) from None
 
 
 def _cells(data: bytes, name: str) -> Iterator[Cell]:

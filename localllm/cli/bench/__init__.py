@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 
 from localllm.cli.options import command
 
-VERBS = ("engine", "serve", "run", "init", "record", "compare")
+VERBS = ("engine", "serve", "run", "init", "record", "compare", "history")
 """Each is a function of that name in the module of that name."""
 
 GROUPS = ("golden",)

@@ -30,10 +30,11 @@ def engine(model: ModelOrVerb = None, format: Format = None, json: Json = False,
 
 
 def _engine(model: str | None, form: Form, load: LoadFlags) -> None:
-    from localllm.bench.engine.formats import render
+    from localllm.bench.engine.formats import document, render
     from localllm.bench.engine.opener import Opener
     from localllm.bench.engine.plan import Plan, measure
     from localllm.bench.engine.recorder import Recorder
+    from localllm.bench.history import remember
     from localllm.cli.signals import Interrupts, Stopped, in_thread
     from localllm.cli.wishes import load_config
     from localllm.models import catalog
@@ -52,7 +53,10 @@ def _engine(model: str | None, form: Form, load: LoadFlags) -> None:
             stopped = stop
         finally:
             notes.clear()
-    out.write(render(recorder.report(partial=stopped is not None), form))
+    report = recorder.report(partial=stopped is not None)
+    out.write(render(report, form))
+    if unkept := remember(document(report)):
+        notes.say(unkept)
     if stopped is not None:
         notes.say("interrupted: this is what was measured until then")
         raise AfterOutput(stopped)
