@@ -16,6 +16,7 @@ from localllm.bench.serving.result import RunResult
 from localllm.bench.serving.running import Running
 from localllm.errors import LocalLLMError, ServerUnreachable
 
+
 class Ended(KeyboardInterrupt):
     """The run that was under way was cancelled: what there is is kept, nothing further is measured."""
 

@@ -1,24 +1,17 @@
-"""What running a contract needs of the rest of the bench: one door, so that a test can stand in for servers."""
+"""What running a contract needs of the rest of the bench: one door, so that tests can stand in for servers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeAlias
 
-from localllm.bench.client.calibrate import calibrate
-from localllm.bench.contract.models import FoundModel
-from localllm.bench.contract.terms import Candidate, Contract
-from localllm.bench.machine import fingerprint
+from localllm.bench.contract.terms import Candidate
 from localllm.bench.serving.driving import OnProgress
 from localllm.bench.serving.endpoint import Endpoint
-from localllm.bench.serving.preliminary import Preliminary, examine
-from localllm.bench.serving.probes import Difference, Probes, differences, probe
+from localllm.bench.serving.preliminary import Preliminary
 from localllm.bench.serving.result import RunResult
-from localllm.bench.serving.runner import Runner
 from localllm.bench.serving.running import Running
-from localllm.bench.serving.servers import GivenServer, StartedServer, Starting, chosen
 from localllm.bench.serving.spec import RunSpec
 
 Cancelling: TypeAlias = Callable[[], AbstractContextManager[Callable[[Callable[[], None]], None]]]
@@ -36,72 +29,42 @@ class Runs(Protocol):
     def stop(self) -> None: ...
 
 
+class Differs(Protocol):
+    """One way in which candidates answer differently: `serving.probes.Difference`."""
+
+    @property
+    def what(self) -> str: ...
+
+    @property
+    def sentence(self) -> str: ...
+
+    @property
+    def forbids_ranking(self) -> bool: ...
+
+
 class Tools(Protocol):
-    """What a contract is measured with."""
+    """What a contract is measured with. Probes are what `examine` found: only `differences` looks into them."""
 
     def start(self, candidate: Candidate) -> AbstractContextManager[Running]:
         """Let a candidate run while inside."""
         ...
 
-    def runner(self, running: Running, candidate: Candidate, on_progress: OnProgress) -> Runs: ...
+    def runner(self, running: Running, candidate: Candidate, on_progress: OnProgress) -> Runs:
+        """Return what measures a candidate that runs."""
+        ...
 
-    def examine(self, endpoint: Endpoint) -> tuple[Preliminary, Probes]: ...
+    def examine(self, endpoint: Endpoint) -> tuple[Preliminary, Any]:
+        """Find out how a candidate answers, before anything is measured."""
+        ...
 
-    def differences(self, by_name: Mapping[str, Probes]) -> Sequence[Difference]: ...
+    def differences(self, by_name: Mapping[str, Any]) -> Sequence[Differs]:
+        """Return in which ways candidates answer differently, by their probes."""
+        ...
 
     def fingerprint(self) -> dict[str, Any]:
         """Return what is known of machine, software and models before the first run."""
         ...
 
-    def calibration(self) -> Any: ...
-
-
-@dataclass(frozen=True, slots=True)
-class RealTools:
-    """Servers, client and machine as they are. `key`: sent to servers that are given by their URL, to no other."""
-
-    contract: Contract
-    models: Mapping[str, FoundModel]
-    key: str | None = None
-
-    @contextmanager
-    def start(self, candidate: Candidate) -> Any:
-        """Start a candidate's command and end it after, or use what runs at its URL."""
-        if candidate.url:
-            yield GivenServer(chosen(candidate.url, candidate.serves), candidate.name)
-            return
-        starting = Starting(
-            name=candidate.name,
-            command=candidate.command,
-            model=self.models[candidate.model.name].argument,
-            variables=candidate.variables,
-            serves=candidate.serves,
-            folder=self.contract.folder,
-            ready_timeout_s=self.contract.ready_timeout_s,
-        )
-        with StartedServer(starting) as running:
-            yield running
-
-    def runner(self, running: Running, candidate: Candidate, on_progress: OnProgress) -> Runs:
-        """Return what measures a server."""
-        key = self.key if candidate.url else None
-        return Runner(running, candidate.api, key=key, on_progress=on_progress)
-
-    def examine(self, endpoint: Endpoint) -> tuple[Preliminary, Probes]:
-        """Find out how a server answers, before anything is measured."""
-        return examine(endpoint), probe(endpoint)
-
-    def differences(self, by_name: Mapping[str, Probes]) -> Sequence[Difference]:
-        """Return in which ways candidates answer differently."""
-        return differences(by_name)
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Return what this is measured on, with every model that is known here."""
-        infos = [found.info for found in self.models.values() if found.info is not None]
-        is_ours = any(candidate.command[:1] == ("localllm",) for candidate in self.contract.candidates)
-        found = fingerprint.begin(infos[0] if len(infos) == 1 else None, native=is_ours)
-        return found | {"models": [fingerprint.model(info) for info in infos]}
-
     def calibration(self) -> Any:
         """Return the client's own part in what it measures."""
-        return calibrate()
+        ...

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from localllm.bench.contract.file import parse_contract
 from localllm.bench.contract.models import find_models
+from localllm.bench.contract.real_tools import RealTools
 from localllm.bench.contract.run import ContractRun
 from localllm.bench.contract.shipped import contract_bytes
-from localllm.bench.contract.tools import RealTools
 from localllm.bench.measures import measure, text_of
 from localllm.bench.reports.render import render
 from localllm.cli.api_key import read_api_key

@@ -1,0 +1,72 @@
+"""What a contract is measured with: servers, client and machine as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from localllm.bench.client.calibrate import calibrate
+from localllm.bench.contract.models import FoundModel
+from localllm.bench.contract.terms import Candidate, Contract
+from localllm.bench.contract.tools import Differs, Runs
+from localllm.bench.machine import fingerprint
+from localllm.bench.serving.driving import OnProgress
+from localllm.bench.serving.endpoint import Endpoint
+from localllm.bench.serving.preliminary import Preliminary, examine
+from localllm.bench.serving.probes import differences, probe
+from localllm.bench.serving.runner import Runner
+from localllm.bench.serving.running import Running
+from localllm.bench.serving.servers import OURS, GivenServer, StartedServer, Starting, chosen
+
+
+@dataclass(frozen=True, slots=True)
+class RealTools:
+    """Servers, client and machine as they are. `key`: sent to servers that are given by their URL, to no other."""
+
+    contract: Contract
+    models: Mapping[str, FoundModel]
+    key: str | None = None
+
+    @contextmanager
+    def start(self, candidate: Candidate) -> Iterator[Running]:
+        """Start a candidate's command and end it after, or use what runs at its URL."""
+        if candidate.url:
+            yield GivenServer(chosen(candidate.url, candidate.serves), candidate.name)
+            return
+        starting = Starting(
+            name=candidate.name,
+            command=candidate.command,
+            model=self.models[candidate.model.name].argument,
+            variables=candidate.variables,
+            serves=candidate.serves,
+            folder=self.contract.folder,
+            ready_timeout_s=self.contract.ready_timeout_s,
+        )
+        with StartedServer(starting) as running:
+            yield running
+
+    def runner(self, running: Running, candidate: Candidate, on_progress: OnProgress) -> Runs:
+        """Return what measures a server."""
+        key = self.key if candidate.url else None
+        return Runner(running, candidate.api, key=key, on_progress=on_progress)
+
+    def examine(self, endpoint: Endpoint) -> tuple[Preliminary, Any]:
+        """Find out how a server answers, before anything is measured."""
+        return examine(endpoint), probe(endpoint)
+
+    def differences(self, by_name: Mapping[str, Any]) -> Sequence[Differs]:
+        """Return in which ways candidates answer differently."""
+        return differences(by_name)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return what this is measured on, with every model that is known here."""
+        infos = [found.info for found in self.models.values() if found.info is not None]
+        is_ours = any(candidate.command[:1] == (OURS,) for candidate in self.contract.candidates)
+        found = fingerprint.begin(infos[0] if len(infos) == 1 else None, native=is_ours)
+        return found | {"models": [fingerprint.model(info) for info in infos]}
+
+    def calibration(self) -> Any:
+        """Return the client's own part in what it measures."""
+        return calibrate()
