@@ -145,7 +145,7 @@ def _limit_across(frame: _Frame, y: Scale, chart: Lines) -> Iterator[str]:
     if chart.limit is not None:
         at = y.at(chart.limit)
         yield f'<path class="limit" d="M{frame.left:.1f} {at:.1f}H{frame.right:.1f}"/>'
-        yield _text(frame.left + 4, at - 4, f"{chart.limit_name} {number(chart.limit)} {chart.y_title}", "mark start")
+        yield _text(frame.left + 4, at - 4, f"{chart.limit_name} {chart.limit:g} {chart.y_title}", "mark start")
 
 
 def _limit_up(frame: _Frame, x: Scale, chart: Ecdf | Spreads) -> Iterator[str]:
@@ -153,7 +153,7 @@ def _limit_up(frame: _Frame, x: Scale, chart: Ecdf | Spreads) -> Iterator[str]:
         at = x.at(chart.limit)
         yield f'<path class="limit" d="M{at:.1f} {frame.bottom:.1f}V{frame.top:.1f}"/>'
         side = "end" if at > (frame.left + frame.right) / 2 else "start"
-        yield _text(at, frame.top - 6, f"{chart.limit_name} {number(chart.limit)} {chart.x_title}", f"mark {side}")
+        yield _text(at, frame.top - 6, f"{chart.limit_name} {chart.limit:g} {chart.x_title}", f"mark {side}")
 
 
 def _line(slot: int, places: Sequence[tuple[float, float]]) -> str:

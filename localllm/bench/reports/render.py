@@ -31,7 +31,8 @@ def render(document: Mapping[str, Any], form: Form, width: int = WIDTH) -> str:
         case "md":
             return markdown(page)
         case "json":
-            return json_text(document)
+            mark, *rest = document.items()
+            return json_text(dict([mark, ("partial", bool(document.get("partial"))), *rest]))
         case "html":
             return html(page)
 

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 LOG_FROM_RATIO = 40.0
 """Values that differ by more than this factor are shown on a logarithmic axis."""
 
+LEAST = 1e-6
+"""What is smaller is zero: no clock and no counter here tells it apart."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scale:
@@ -34,16 +37,17 @@ class Scale:
 def value_scale(values: Sequence[float], start: float, end: float, n_ticks: int = 5) -> Scale:
     """Return a scale for measured values: from zero, or logarithmic where they differ by much. Some value is there."""
     most, least = max(values), min(values)
-    if least > 0 and most / least > LOG_FROM_RATIO:
+    if least > LEAST and most / least > LOG_FROM_RATIO:
         ticks = log_ticks(least, most)
         return Scale(ticks[0], ticks[-1], start, end, True, ticks)
-    ticks = linear_ticks(most if most > 0 else 1.0, n_ticks)
+    ticks = linear_ticks(most if most > LEAST else 1.0, n_ticks)
     return Scale(0.0, ticks[-1], start, end, False, ticks)
 
 
 def load_scale(loads: Sequence[float], start: float, end: float, least_gap: float) -> Scale:
     """Return a scale for loads, with ticks at the loads themselves, as far as they lie `least_gap` pixels apart."""
     low, high = min(loads), max(loads)
+    high = high if high > low else low + 1.0
     bare = Scale(low, high, start, end, low > 0 and high / low >= 8, ())
     ticks: list[float] = []
     for load in sorted(set(loads)):

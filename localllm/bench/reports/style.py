@@ -26,10 +26,11 @@ table { border-collapse: collapse; font-size: 13.5px; font-variant-numeric: tabu
 caption { text-align: left; color: var(--muted); padding: 4px 0; font-size: 13.5px; }
 th, td { padding: 4px 12px 4px 0; text-align: left; vertical-align: top; border-bottom: 1px solid var(--grid); }
 th { font-weight: 600; color: var(--muted); border-bottom-color: var(--rule); white-space: nowrap; }
-td { max-width: 560px; overflow-wrap: anywhere; }
+td { max-width: 560px; overflow-wrap: break-word; }
 th.n, td.n { text-align: right; padding: 4px 0 4px 12px; white-space: nowrap; }
 .good { color: var(--good); font-weight: 600; } .bad { color: var(--bad); font-weight: 700; }
-.figures { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 430px), 1fr)); gap: 18px; }
+.figures { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 430px), 1fr)); gap: 18px;
+  align-items: start; }
 figure { margin: 0; padding: 14px 16px 10px; background: var(--card); border: 1px solid var(--rule); border-radius: 8px;
   break-inside: avoid; min-width: 0; }
 figcaption { font-weight: 600; } figcaption span { color: var(--muted); font-weight: 400; }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from localllm.bench.client.calls import End
@@ -215,3 +216,43 @@ def contract(loads: tuple[int, ...] = (1, 4, 16), n_rounds: int = 3, **fields: A
         "passed": False,
     }
     return known | fields
+
+
+HOSTILE = '<script>alert(\'x\')</script>"onload="y" ]]> </style> \x1b[31m| `z` [a](javascript:b)\u202e'
+
+
+def hostile_serve() -> dict[str, Any]:
+    """Return a document whose server, model and errors try to be markup."""
+    run = made_up_run(
+        1,
+        workload=HOSTILE,
+        notes=(HOSTILE,),
+        resources=Resources(disturbances=(HOSTILE,)),
+        server={"server": HOSTILE, "version": {"version": HOSTILE}},
+    )
+    failed = sample(outcome(End.ERROR_EVENT, error_message=HOSTILE, due_s=100.0, started_s=100.0, ended_s=101.0), 0)
+    runs = [
+        replace(run, model=HOSTILE, samples=(*run.samples, failed), unsupported=HOSTILE),
+        replace(run, model=HOSTILE, samples=(*run.samples, failed), resources=Resources()),
+    ]
+    return serve_document(runs, fingerprint={**FINGERPRINT, "server": {HOSTILE: HOSTILE}}, label=HOSTILE)
+
+
+def hostile_contract() -> dict[str, Any]:
+    """Return a contract's document in which every text tries to be markup."""
+    made = contract(loads=(1, 4), n_rounds=1)
+    for cell in made["cells"]:
+        cell["candidate"] = HOSTILE + cell["candidate"]
+        cell["workload"] = HOSTILE
+    for candidate in made["candidates"]:
+        candidate |= {"name": HOSTILE, "model": HOSTILE, "command": [HOSTILE, HOSTILE], "left_out": HOSTILE}
+    difference = {"what": HOSTILE, "sentence": HOSTILE, "forbids_ranking": True}
+    rule = {"text": HOSTILE, "passed": False, "value": None, "bound": 1.0, "why": HOSTILE}
+    return made | {
+        "title": HOSTILE,
+        "differences": [difference],
+        "ranking": None,
+        "no_ranking": HOSTILE,
+        "rules": [rule],
+        "contract": {HOSTILE: [HOSTILE, {"a": HOSTILE}]},
+    }
