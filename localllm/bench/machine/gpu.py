@@ -18,6 +18,7 @@ NVIDIA_QUERY = ("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "-
 MAC_QUERY = ("system_profiler", "SPDisplaysDataType", "-json")
 _MIB = 1 << 20
 _AMD_VENDOR = "0x1002"
+_VERSION = re.compile(r"\d+(?:\.\d+)+")
 _NVIDIA_DRIVER = re.compile(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)")
 
 
@@ -47,8 +48,8 @@ def gpus(root: Path = Path("/"), system: str = platform.system(), query: Ask | N
 def nvidia_gpus(answer: str) -> Iterator[Gpu]:
     """Yield what nvidia-smi told of each card."""
     for row in csv.reader(answer.splitlines(), skipinitialspace=True):
-        if len(row) == 3:  # anything else is a message
-            name, driver, mib = (field.strip() for field in row)
+        name, driver, mib = (*(field.strip() for field in row), "", "", "")[:3]
+        if _VERSION.fullmatch(driver):  # anything else is a message
             yield Gpu("NVIDIA", name, driver, int(mib) * _MIB if mib.isdigit() else None)
 
 
