@@ -152,7 +152,5 @@ class Exchange:
 
 
 def _seconds(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
+    """Return a header's seconds; None for a date, and for what is no time to wait."""
+    return float(text) if text.strip().isdecimal() and text.isascii() else None

@@ -96,6 +96,7 @@ async def _reached(moment_s: float, stop: asyncio.Event) -> bool:
     Timers of the event loop are up to 1 ms late, so the last part of a millisecond is spent awake.
     """
     await _pause(stop, math.floor(1e3 * (moment_s - time.perf_counter()) - 0.2) / 1e3)
+    await asyncio.sleep(0)  # however late it is, answers are read in between
     while time.perf_counter() < moment_s and not stop.is_set():
         await asyncio.sleep(0)
     return not stop.is_set()

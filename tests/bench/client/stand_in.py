@@ -89,7 +89,8 @@ async def stand_in(script: Script) -> AsyncIterator[StandIn]:
         running.n_connections += 1
         tasks.add(asyncio.current_task())  # type: ignore[arg-type]
         try:
-            with suppress(ConnectionError, asyncio.IncompleteReadError):
+            # A cancelled handler that raised would be reported by asyncio as an accident.
+            with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
                 while not writer.is_closing():
                     seen = await read_request(reader)
                     running.seen.append(seen)

@@ -42,7 +42,8 @@ def server() -> Iterator[Scripted]:
 class Nothing:
     """A workload that asks nothing: the calls are made here."""
 
-    spec, facts, is_trace = "scripted", {}, False
+    spec, is_trace = "scripted", False
+    facts: Mapping[str, str] = {}
 
     def sessions(self, seed: int) -> Iterator[Session]:
         return iter(())

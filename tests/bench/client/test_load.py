@@ -406,6 +406,40 @@ def test_a_connection_closed_while_idle_is_opened_again(monkeypatch: pytest.Monk
     assert [outcome.n_sends for outcome in outcomes] == [1, 2]
 
 
+def test_a_server_that_closes_after_each_stream_and_does_not_say_so_loses_nothing() -> None:
+    async def closes_behind(seen: Seen, reply: Reply) -> None:
+        await story(seen, reply)
+        reply.writer.close()
+
+    async def work(server: StandIn) -> tuple[list[Outcome], int]:
+        client = Client(server.target())
+        return [await client.send(CHAT) for _ in range(5)], server.n_connections
+
+    outcomes, n_connections = talk(closes_behind, work)
+    assert [outcome.end for outcome in outcomes] == [End.ANSWER] * 5
+    assert sum(outcome.n_sends for outcome in outcomes) <= 6  # once it is known, a new one is opened each time
+    assert n_connections == 5
+
+
+def test_a_connection_used_again_that_closes_later_without_an_answer_is_a_loss() -> None:
+    n_calls = 0
+
+    async def closes_on_second(seen: Seen, reply: Reply) -> None:
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls == 2:
+            await asyncio.sleep(0.1)
+            reply.writer.close()
+        else:
+            await story(seen, reply)
+
+    async def work(server: StandIn) -> list[Outcome]:
+        client = Client(server.target())
+        return [await client.send(CHAT), await client.send(CHAT)]
+
+    assert [outcome.end for outcome in talk(closes_on_second, work)] == [End.ANSWER, End.LOST]
+
+
 def test_a_connection_in_use_that_closes_without_an_answer_is_a_loss() -> None:
     async def closes(seen: Seen, reply: Reply) -> None:
         reply.writer.close()
@@ -496,6 +530,32 @@ def test_a_stopped_open_loop_sends_no_more_and_keeps_what_was_sent() -> None:
     n_seen = talk(endless, work)
     assert {outcome.end for outcome in outcomes} == {End.CANCELLED}
     assert 1 <= n_seen <= len(outcomes) <= 8
+
+
+def test_an_open_loop_that_is_far_behind_can_still_be_stopped() -> None:
+    async def refuse(*_: Any, **__: Any) -> Any:
+        raise OSError("nobody there")
+
+    async def run() -> int:
+        asyncio.get_running_loop().create_connection = refuse  # type: ignore[method-assign]
+        n_outcomes = itertools.count()
+        stop = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(stop_soon(stop))
+            await open_loop(
+                Target("127.0.0.1", 1), ((0.0, CHAT) for _ in range(200_000)), lambda _: next(n_outcomes), stop=stop
+            )
+        return next(n_outcomes)
+
+    assert 0 < asyncio.run(run()) < 200_000
+
+
+@pytest.mark.parametrize(("told", "seconds"), [("2", 2.0), ("Wed, 21 Oct 2026 07:28:00 GMT", None), ("inf", None)])
+def test_when_to_try_again(told: str, seconds: float | None) -> None:
+    async def refuse(seen: Seen, reply: Reply) -> None:
+        await reply.json(error(), "429 Too Many Requests", [f"retry-after: {told}"])
+
+    assert send(refuse).retry_after_s == seconds
 
 
 def test_a_loop_stopped_before_it_began_sends_nothing() -> None:
