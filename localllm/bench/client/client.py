@@ -18,6 +18,8 @@ from localllm.bench.client.exchange import Exchange
 CONNECT_TIMEOUT_S = 10.0
 STALE_AFTER_S = 1.0
 """A connection idle for so long may have been closed by the server as we sent: the call is sent once more."""
+CLOSED_WITHIN_S = 0.05
+"""One that ends so soon after it was used again was closed before: some servers close after a stream, unsaid."""
 
 
 class Client:
@@ -30,6 +32,7 @@ class Client:
         self._exchange: Exchange | None = None
         self._connecting: asyncio.Timeout | None = None
         self._used_s = 0.0
+        self._is_kept = True  # the server keeps connections open, as far as it was seen
 
     async def send(
         self, call: Call, due_s: float | None = None, on_event: Callable[[float], None] | None = None
@@ -43,13 +46,16 @@ class Client:
         n_sends, started_s = 1, time.perf_counter()
         due_s = started_s if due_s is None else due_s
         was_idle = self._connection is not None and started_s - self._used_s > STALE_AFTER_S
+        was_used = self._connection is not None and self._connection.is_open and self._connection.n_answers > 0
         await self._attempt(exchange, request)
-        if was_idle and exchange.is_stale:  # closed while idle, as we sent: that is no answer
+        was_closed = was_used and time.perf_counter() - started_s < CLOSED_WITHIN_S
+        if exchange.is_stale and (was_idle or was_closed):  # closed before we sent: that is no answer
+            self._is_kept = not was_closed
             exchange, request = self._prepared(call, on_event)
             n_sends = 2
             await self._attempt(exchange, request)
         self._used_s = time.perf_counter()
-        if exchange.end is not None or not exchange.reader.keeps_alive:
+        if exchange.end is not None or not exchange.reader.keeps_alive or not self._is_kept:
             self.close()
         return await exchange.outcome(self._number, due_s, started_s, n_sends)
 
@@ -127,6 +133,7 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.is_open = False
+        self.n_answers = 0
         self._transport: asyncio.Transport | None = None
         self._exchange: Exchange | None = None
 
@@ -151,6 +158,7 @@ class _Connection(asyncio.Protocol):
             self.abort()  # an answer to nothing
         else:
             self._exchange.take(now_s, data)
+            self.n_answers += self._exchange.reader.is_complete
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_open = False
