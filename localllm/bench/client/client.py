@@ -18,7 +18,7 @@ from localllm.bench.client.exchange import Exchange
 CONNECT_TIMEOUT_S = 10.0
 STALE_AFTER_S = 1.0
 """A connection idle for so long may have been closed by the server as we sent: the call is sent once more."""
-CLOSED_WITHIN_S = 0.05
+CLOSED_WITHIN_S = 0.25
 """One that ends so soon after it was used again was closed before: some servers close after a stream, unsaid."""
 
 

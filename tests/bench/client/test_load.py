@@ -428,7 +428,7 @@ def test_a_connection_used_again_that_closes_later_without_an_answer_is_a_loss()
         nonlocal n_calls
         n_calls += 1
         if n_calls == 2:
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.5)
             reply.writer.close()
         else:
             await story(seen, reply)
