@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from localllm.bench.contract.terms import Candidate, Cell, Key
-from localllm.bench.reports.document import Document, run_value
+from localllm.bench.reports.document import Document, is_used, run_value
 from localllm.bench.stats import median
 
 
@@ -52,12 +52,6 @@ class Measured:
     def n_disturbed(self, candidate: str, key: Key) -> int:
         """Return how many runs were disturbed."""
         return sum(bool(run.get("disturbances")) for run in self.runs(candidate, key))
-
-
-def is_used(run: Document) -> bool:
-    """Say whether a run counts."""
-    n_requests = (run.get("completed") or 0) + (run.get("failed") or 0)
-    return not run.get("disturbances") and not run.get("unsupported") and n_requests > 0
 
 
 def middle(values: Mapping[int, float]) -> float | None:

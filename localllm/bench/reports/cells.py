@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from localllm.bench.reports.document import Document, run_value
+from localllm.bench.reports.document import Document, is_used, run_value
 from localllm.bench.serving.spec import Load
 from localllm.bench.serving.sweep import Point, knee_of, pace_per_s
 from localllm.bench.stats import median
@@ -24,18 +24,13 @@ class Cell:
 
     @property
     def used(self) -> list[Document]:
-        """The rounds that count: measured, and nothing disturbed the machine."""
-        return [r for r in self.rounds if not r.get("disturbances") and not r.get("unsupported") and r.get("completed")]
+        """The rounds that count."""
+        return [r for r in self.rounds if is_used(r)]
 
     @property
     def unsupported(self) -> str:
         """Why the candidate cannot do this workload; "" where it can."""
         return next((str(r["unsupported"]) for r in self.rounds if r.get("unsupported")), "")
-
-    @property
-    def failures(self) -> int:
-        """How many requests got no proper answer, in all rounds."""
-        return sum(int(r.get("failed") or 0) for r in self.rounds)
 
     def value(self, name: str) -> float | None:
         """Return the median over the used rounds of a measure; None where none has it."""

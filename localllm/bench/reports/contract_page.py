@@ -90,8 +90,8 @@ def _rules(document: Document) -> Table:
     rows = [
         (
             str(rule["text"]),
-            _told(rule.get("value")),
-            _told(rule.get("bound")),
+            _told(rule, rule.get("value")),
+            _told(rule, rule.get("bound")),
             "holds" if rule["passed"] else "FAILED",
             str(rule.get("why") or ""),
         )
@@ -102,23 +102,24 @@ def _rules(document: Document) -> Table:
     return Table(head, tuple(rows), 1) if has_why else Table(head[:-1], tuple(row[:-1] for row in rows), 1)
 
 
-def _told(value: Any) -> str:
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return number(value)
-    return str(value) if value else NONE
+def _told(rule: Mapping[str, Any], value: Any) -> str:
+    """Return a rule's number with its unit, a ratio as one; a bound may be words."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return str(value) if value else NONE
+    return f"{value:.3g}x" if rule.get("is_ratio") or not rule.get("measure") else measured(rule["measure"], value)
 
 
 def _no_ranking(document: Document) -> Iterator[str]:
     why = document.get("no_ranking")
     if why:
-        yield f"There is no ranking: {why}"
+        yield str(why) if document.get("ranking") else f"There is no ranking. {why}"
 
 
 def _rankings(document: Document) -> Iterator[Table]:
     for ranking in document.get("ranking") or ():
         by = measure(ranking["by"])
         better = "less is better" if by.lower_is_better else "more is better"
-        where = ", ".join(str(ranking[key]) for key in ("workload", "cache", "load") if ranking.get(key))
+        where = ", ".join(str(ranking[key]) for key in ("model", "workload", "cache", "load") if ranking.get(key))
         rows = tuple(_ranked(by.name, place, entry) for place, entry in enumerate(ranking["order"], 1))
         head = ("", "candidate", by.name, "to the first", "95 % interval", "")
         yield Table(head, rows, 2, f"{where}, by {by.name} ({better})")
@@ -126,16 +127,20 @@ def _rankings(document: Document) -> Iterator[Table]:
 
 def _ranked(by: str, place: int, entry: Mapping[str, Any]) -> Row:
     low, high, ratio = entry.get("low"), entry.get("high"), entry.get("ratio")
-    interval = NONE if low is None or high is None else f"{low:.3f} to {high:.3f}"
-    tied = "tied with the one above" if entry.get("tied") and place > 1 else ""
+    interval = NONE if low is None or high is None or place == 1 else f"{low:.3f} to {high:.3f}"
+    why = f" ({entry['why']})" if entry.get("why") else ""
+    tied = f"tied with the first{why}" if entry.get("tied") and place > 1 else ""
     factor = NONE if ratio is None else f"{ratio:.3f}"
     return str(place), str(entry["candidate"]), measured(by, entry.get("value")), factor, interval, tied
 
 
 def _differences(document: Document) -> Iterator[str]:
-    for difference in document.get("differences") or ():
+    differences = document.get("differences") or ()
+    has_models = len({difference.get("model") for difference in differences}) > 1
+    for difference in differences:
+        of = f"{difference['model']}, " if has_models else ""
         forbids = " This forbids a ranking." if difference.get("forbids_ranking") else ""
-        yield f"{difference['what']}: {difference['sentence']}{forbids}"
+        yield f"{of}{difference['what']}: {difference['sentence']}{forbids}"
 
 
 def _candidates(document: Document) -> Table:
@@ -215,6 +220,8 @@ def _notes(document: Document, cells: Sequence[Cell]) -> Iterator[str]:
         for source in distinct(r["token_source"] for r in runs if r.get("token_source", "usage") != "usage"):
             yield f"{name}: output tokens are counted by: {source}"
         yield from (f"{name}: {note}" for note in distinct(note for r in runs for note in r.get("notes", ())))
+    for candidate in document.get("candidates") or ():
+        yield from (f"{candidate['name']}: {note}" for note in candidate.get("notes") or ())
     yield from client_note(document, [r for cell in cells for r in cell.rounds])
 
 

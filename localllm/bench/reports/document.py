@@ -84,6 +84,12 @@ def run_value(run: Document, name: str) -> float | None:
     return float(found) if isinstance(found, (int, float)) and not isinstance(found, bool) else None
 
 
+def is_used(run: Document) -> bool:
+    """Say whether a run counts: supported, undisturbed, with an answer or a failure to show."""
+    n_requests = (run.get("completed") or 0) + (run.get("failed") or 0)
+    return not run.get("disturbances") and not run.get("unsupported") and n_requests > 0
+
+
 def json_text(document: Document) -> str:
     """Return a document as strict JSON, keys in their order, a list of plain values on one line."""
     return "".join(_json_lines(plain(document), "")) + "\n"

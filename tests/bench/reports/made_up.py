@@ -195,11 +195,22 @@ def contract(loads: tuple[int, ...] = (1, 4, 16), n_rounds: int = 3, **fields: A
                 "forbids_ranking": False,
             }
         ],
-        "ranking": [{"workload": "chat", "cache": "cold", "load": "concurrency 4", "by": "ttft_p95", "order": order}],
+        "ranking": [
+            {
+                "model": "smollm2:135m",
+                "workload": "chat",
+                "cache": "cold",
+                "load": "concurrency 4",
+                "by": "ttft_p95",
+                "order": order,
+            }
+        ],
         "no_ranking": "",
         "rules": [
             {
                 "text": "localllm: ttft_p95 at most 250 ms (chat, cold, concurrency 4)",
+                "measure": "ttft_p95",
+                "is_ratio": False,
                 "passed": True,
                 "value": 181.0,
                 "bound": 250.0,
@@ -207,6 +218,8 @@ def contract(loads: tuple[int, ...] = (1, 4, 16), n_rounds: int = 3, **fields: A
             },
             {
                 "text": "localllm: tpot_p95 at most 1.05 that of llama-server (chat, cold, concurrency 4)",
+                "measure": "tpot_p95",
+                "is_ratio": True,
                 "passed": False,
                 "value": 1.12,
                 "bound": 1.05,
@@ -247,7 +260,7 @@ def hostile_contract() -> dict[str, Any]:
     for candidate in made["candidates"]:
         candidate |= {"name": HOSTILE, "model": HOSTILE, "command": [HOSTILE, HOSTILE], "left_out": HOSTILE}
     difference = {"what": HOSTILE, "sentence": HOSTILE, "forbids_ranking": True}
-    rule = {"text": HOSTILE, "passed": False, "value": None, "bound": 1.0, "why": HOSTILE}
+    rule = {"text": HOSTILE, "passed": False, "value": None, "bound": HOSTILE, "why": HOSTILE}
     return made | {
         "title": HOSTILE,
         "differences": [difference],

@@ -100,7 +100,7 @@ def test_a_contracts_verdict_ranking_and_reasons_are_shown() -> None:
     shown = render(contract(), "text")
     assert "!! 1 of 2 rules failed." in shown
     assert row(shown, "2  llama-server, best")[:2] == ["84", "ms"]
-    assert "tied with the one above" in shown
+    assert "tied with the first" in shown
     assert "- ollama: nothing answers at http://127.0.0.1:11434" in shown
     assert "rounds are not used" in shown
     assert "sampling defaults: llama-server samples with top_k 40" in shown
@@ -109,7 +109,7 @@ def test_a_contracts_verdict_ranking_and_reasons_are_shown() -> None:
 
 def test_a_contract_without_a_ranking_says_why() -> None:
     shown = render(contract(loads=(1,), n_rounds=1, ranking=None, no_ranking="the answers differ", rules=[]), "text")
-    assert "There is no ranking: the answers differ" in shown
+    assert "There is no ranking. the answers differ" in shown
     assert "The contract has no rules." in shown
     assert "!!" not in shown
 
