@@ -49,12 +49,12 @@ class Nothing:
         return iter(())
 
 
-def scripts(n: int, seed: int) -> list[Script]:
+def scripts(n: int, seed: int, gap_s: float = 0.02) -> list[Script]:
     """Return n scripts with delays all different, some with thoughts, some with several tokens a piece."""
     draw = random.Random(seed)
     return [
         Script(
-            waits_s=[draw.uniform(0.02, 0.09), *(draw.uniform(0.004, 0.02) for _ in range(draw.randint(3, 9)))],
+            waits_s=[draw.uniform(0.02, 0.09), *(draw.uniform(gap_s / 5, gap_s) for _ in range(draw.randint(3, 9)))],
             n_thoughts=draw.choice([0, 0, 2]),
             tokens_per_piece=draw.choice([1, 1, 3]),
         )
@@ -137,10 +137,16 @@ def always_wrong(
 
 
 def closed(
-    server: Scripted, n_clients: int, n: int, statistics: Sequence[str] = ALL, n_at_most: int = N_DISTURBED
+    server: Scripted,
+    n_clients: int,
+    n: int,
+    statistics: Sequence[str] = ALL,
+    *,
+    gap_s: float = 0.02,
+    n_at_most: int = N_DISTURBED,
 ) -> dict[str, str]:
     def attempt(number: int) -> dict[str, str]:
-        asked = scripts(n, seed=number)
+        asked = scripts(n, number, gap_s)
         outcomes, log = measured(server, asked, n_clients)
         truth = [truth_of(asked[i], log[i], log[i].received_s) for i in range(n)]
         return wrong(summary(outcomes), summary(truth), statistics)
@@ -154,7 +160,8 @@ def test_every_figure_is_the_truth(server: Scripted, n_clients: int, n: int) -> 
 
 
 def test_medians_and_p90_are_the_truth_at_64_clients(server: Scripted) -> None:
-    assert closed(server, 64, 128, ("p50", "p90")) == {}
+    # About 2000 pieces a second: a fifth of one core for the client, and as much for the server.
+    assert closed(server, 64, 96, ("p50", "p90"), gap_s=0.05) == {}
 
 
 def test_figures_of_an_open_loop_are_the_truth(server: Scripted) -> None:
