@@ -24,8 +24,13 @@ class Cell:
 
     @property
     def used(self) -> list[Document]:
-        """The rounds that count."""
-        return [r for r in self.rounds if is_used(r)]
+        """The rounds that count; of a single server, with no round in its place, a disturbed run too."""
+        return [r for r in self.rounds if is_used(r if self.candidate else {**r, "disturbances": ()})]
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether what is shown of it should not be used."""
+        return any(r.get("disturbances") for r in self.used)
 
     @property
     def unsupported(self) -> str:

@@ -57,7 +57,8 @@ def charts(panel: Panel) -> tuple[Chart, ...]:
             found += _against_load(panel, of, x_title)
     if not found and measured:
         found += _spreads(panel, measured)
-    return tuple(readable(chart) for chart in (*found, *_distributions(panel, measured)))
+    found += _distributions(panel, measured) if measured else ()
+    return tuple(readable(chart) for chart in found)
 
 
 def _closed(cells: Sequence[Cell]) -> list[Cell]:
@@ -115,33 +116,39 @@ def _spreads(panel: Panel, cells: Sequence[Cell]) -> Iterator[Chart]:
 
 
 def _distributions(panel: Panel, cells: Sequence[Cell]) -> Iterator[Chart]:
-    chosen = _chosen(panel, cells)
-    for of in chosen:
+    chosen = _chosen(cells)
+    for where, of in chosen:
         words = labels(of) if len(of) > 1 else [panel.name(of[0])]
-        by_candidate = all(cell.candidate for cell in of)
-        where = f", {of[0].load}" if by_candidate and len(chosen) > 1 else ""
+        suffix = f", {where}" if len(chosen) > 1 else ""
+        by_load = len({panel.name(cell) for cell in of}) < len(of)
         for field, title, base in _ECDFS:
             series = [
-                Series(name, steps, panel.slots[panel.name(cell)] if by_candidate else number)
+                Series(name, steps, number if by_load else panel.slots[panel.name(cell)])
                 for number, (cell, name) in enumerate(zip(of, words, strict=True))
                 if (steps := _steps([1e3 * value for value in cell.samples(field)]))
             ]
             if series:
-                yield Ecdf(title + where, "ms", tuple(series), *_limit(of, f"{base}_p95"))
+                yield Ecdf(title + suffix, "ms", tuple(series), *_limit(of, f"{base}_p95"))
 
 
-def _chosen(panel: Panel, cells: Sequence[Cell]) -> list[list[Cell]]:
-    """Return which cells' distributions are drawn together: the candidates at the least and the most load; else runs.
+def _chosen(cells: Sequence[Cell]) -> list[tuple[str, list[Cell]]]:
+    """Return which cells' distributions are drawn together, and what they share.
 
-    Of more than MAX_CURVES runs the first, the last and those evenly between.
+    Candidates: those at the least load and those at the most. Runs of one server: those of a load, or of each
+    cache those at several loads.
     """
-    if not cells:
-        return []
-    if all(cell.candidate for cell in cells):
-        loads = distinct(str(cell.load) for cell in cells)
-        return [[c for c in cells if str(c.load) == load][:MAX_CURVES] for load in distinct((loads[0], loads[-1]))]
+    loads = distinct(str(cell.load) for cell in cells)
+    if any(cell.candidate for cell in cells) or len(loads) == 1:
+        ends = distinct((loads[0], loads[-1]))
+        return [(load, _picked([cell for cell in cells if str(cell.load) == load])) for load in ends]
+    caches = distinct(cell.cache for cell in cells)
+    return [(cache, _picked([cell for cell in cells if cell.cache == cache])) for cache in caches]
+
+
+def _picked(cells: Sequence[Cell]) -> list[Cell]:
+    """Return the cells; of more than MAX_CURVES the first, the last and those evenly between."""
     picks = np.unique(np.linspace(0, len(cells) - 1, min(len(cells), MAX_CURVES)).round().astype(int))
-    return [[cells[int(pick)] for pick in picks]]
+    return [cells[int(pick)] for pick in picks]
 
 
 def _steps(samples_ms: Sequence[float]) -> tuple[tuple[float, float], ...]:

@@ -19,6 +19,7 @@ DASHES = ("", "7 3", "2 3", "9 3 2 3", "12 4", "5 2 1 2")
 WIDTH, HEIGHT = 460.0, 270.0
 _CHAR, _BOLD_CHAR = 6.4, 7.3  # about the width of a character of the labels
 _NAME_CHARS = 18
+_LEAST_SHARE, _MOST_SHARE, _MANY = 0.02, 0.995, 200
 _LIMIT_WITHIN = 2.5
 """A limit above so many times the largest value is not drawn: it would press all else together."""
 
@@ -75,7 +76,7 @@ def _lines(chart: Lines) -> str:
 def _ecdf(chart: Ecdf) -> str:
     series = [each for each in chart.series if each.points]
     frame = _Frame(52, WIDTH - 16, 18, HEIGHT - 44)
-    values = [x for each in series for x, _ in each.points]
+    values = [x for each in series for x, _ in _shown_points(each)]
     chart = replace(chart, limit=_shown(chart.limit, values))
     x = value_scale([*values, *_given(chart.limit)], frame.left, frame.right)
     y = Scale(0.0, 1.0, frame.bottom, frame.top, False, (0.0, 0.25, 0.5, 0.75, 1.0))
@@ -145,7 +146,7 @@ def _limit_across(frame: _Frame, y: Scale, chart: Lines) -> Iterator[str]:
     if chart.limit is not None:
         at = y.at(chart.limit)
         yield f'<path class="limit" d="M{frame.left:.1f} {at:.1f}H{frame.right:.1f}"/>'
-        yield _text(frame.left + 4, at - 4, f"{chart.limit_name} {chart.limit:g} {chart.y_title}", "mark start")
+        yield _text(frame.right, at - 4, f"{chart.limit_name} {chart.limit:g} {chart.y_title}", "mark end")
 
 
 def _limit_up(frame: _Frame, x: Scale, chart: Ecdf | Spreads) -> Iterator[str]:
@@ -159,6 +160,12 @@ def _limit_up(frame: _Frame, x: Scale, chart: Ecdf | Spreads) -> Iterator[str]:
 def _line(slot: int, places: Sequence[tuple[float, float]]) -> str:
     path = "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
     return f'<path class="line s{slot % N_STYLES}" d="M{path}"{_dash(slot)}/>'
+
+
+def _shown_points(series: Series) -> list[tuple[float, float]]:
+    """Return a distribution's points without the outermost few: one sample far out would press all else together."""
+    most = _MOST_SHARE if len(series.points) >= _MANY else 1.0
+    return [point for point in series.points if _LEAST_SHARE <= point[1] <= most]
 
 
 def _stairs(series: Series, x: Scale, y: Scale) -> str:

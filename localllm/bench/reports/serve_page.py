@@ -8,7 +8,7 @@ from typing import Any
 
 from localllm.bench.measures import LATENCIES, measure
 from localllm.bench.reports.cells import cells_of, labels, load_of
-from localllm.bench.reports.curves import charts, panels
+from localllm.bench.reports.curves import Panel, charts, panels
 from localllm.bench.reports.document import LATENCY_FIELDS, Document, run_value
 from localllm.bench.reports.page import Page, Row, Section, Table
 from localllm.bench.reports.words import (
@@ -18,9 +18,9 @@ from localllm.bench.reports.words import (
     machine_facts,
     measured,
     number,
+    server_words,
     share,
     size,
-    version_text,
 )
 
 MAX_COLUMNS = 4
@@ -48,7 +48,7 @@ def serve_page(document: Document) -> Page:
             Section("Result", tables=tuple(_results(runs, names))),
             Section("Knee", tuple(_knee(document))),
             Section("Objective", tables=(_objective(runs, names),)),
-            *(Section(f"Plots: {p.title}", charts=charts(p), is_detail=True) for p in panels(cells_of(document))),
+            *(_plots(panel) for panel in panels(cells_of(document))),
             Section("Latencies", ("In milliseconds.",), (latency_table(runs, names),)),
             Section("Notes", bullets=tuple(_notes(document, runs, names))),
             Section("How it is measured", HOW, is_detail=True),
@@ -64,6 +64,11 @@ def _title(document: Document, runs: Sequence[Document]) -> str:
     return f"localllm bench serve: {model}" + (f" ({label})" if label else "")
 
 
+def _plots(panel: Panel) -> Section:
+    warning = ("Runs that are not to be used are drawn too.",) if any(cell.is_disturbed for cell in panel.cells) else ()
+    return Section(f"Plots: {panel.title}", warning, charts=charts(panel), is_detail=True)
+
+
 def _settings_line(runs: Sequence[Document]) -> Iterator[str]:
     """Yield one line of what all runs share."""
     if runs:
@@ -73,19 +78,24 @@ def _settings_line(runs: Sequence[Document]) -> Iterator[str]:
             "cache": all(r["cache"] == first["cache"] for r in runs) and first["cache"],
             "load": all(r["load"] == first["load"] for r in runs) and str(load_of(first["load"])),
         }
-        server = version_text(first.get("server") or {})
+        server = " ".join(["server", *server_words(first.get("server") or {})])
         told = [f"{name} {value}" if name != "load" else str(value) for name, value in shared.items() if value]
-        yield ", ".join([*told, f"seed {first['seed']}", first["api"], *([f"server {server}"] if server else [])])
+        yield ", ".join([*told, f"seed {first['seed']}", first["api"], *([server] if server != "server" else [])])
 
 
 def alarms(runs: Sequence[Document], names: Sequence[str]) -> Iterator[str]:
-    """Yield what a reader must know before any number: what was disturbed, what could not be measured."""
-    for run, name in zip(runs, names, strict=True):
-        which = f" ({name})" if len(runs) > 1 else ""
-        if run.get("unsupported"):
-            yield f"Not measured{which}: the server cannot do {run['workload']}: {run['unsupported']}"
-        if run.get("disturbances"):
-            yield f"Not to be used{which}: {'; '.join(run['disturbances'])}"
+    """Yield what a reader must know before any number: what could not be measured, what was disturbed."""
+    for what in dict.fromkeys((run["workload"], run["unsupported"]) for run in runs if run.get("unsupported")):
+        of = [(run["workload"], run.get("unsupported")) == what for run in runs]
+        yield f"Not measured{_which(of, names)}: the server cannot do {what[0]}: {what[1]}"
+    for text in dict.fromkeys("; ".join(run["disturbances"]) for run in runs if run.get("disturbances")):
+        of = ["; ".join(run.get("disturbances") or ()) == text for run in runs]
+        yield f"Not to be used{_which(of, names)}: {text}"
+
+
+def _which(of: Sequence[bool], names: Sequence[str]) -> str:
+    """Return which runs something is said of, in brackets; "" where it is all."""
+    return "" if all(of) else f" ({'; '.join(name for name, is_of in zip(names, of, strict=True) if is_of)})"
 
 
 _LINES: tuple[tuple[str, Callable[[Document], str]], ...] = (
@@ -209,7 +219,8 @@ def _notes(document: Document, runs: Sequence[Document], names: Sequence[str]) -
         yield from (f"{which}{line}" for line in failures([run]))
         if run["n_over_limit"]:
             yield f"{which}{run['n_over_limit']} answers were longer than max_tokens allows"
-    yield from dict.fromkeys(note for run in runs for note in run.get("notes", ()))
+    for note in dict.fromkeys(note for run in runs for note in run.get("notes", ())):
+        yield note + _which([note in run.get("notes", ()) for run in runs], names)
     for source in dict.fromkeys(run["token_source"] for run in runs):
         if source != "usage":
             yield f"output tokens are counted by: {source}"

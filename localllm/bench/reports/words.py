@@ -114,11 +114,21 @@ def command_text(command: str | Sequence[str]) -> str:
 
 
 def version_text(server: Mapping[str, Any]) -> str:
-    """Return what a server tells of its version, else its name; "" where it tells nothing."""
+    """Return what a server tells of its name and version; "" where it tells nothing."""
+    name = server.get("server") or _mapping(server.get("model")).get("owned_by") or ""
     for key, inner in (("props", "build_info"), ("version", "version"), ("api_version", "version")):
         told = server.get(key)
         told = told.get(inner) if isinstance(told, Mapping) else told
         if told:
-            name = server.get("server")
             return one_line(f"{name} {told}" if name and str(name) not in str(told) else told)
-    return one_line(server.get("server") or "")
+    return one_line(name)
+
+
+def server_words(server: Mapping[str, Any]) -> list[str]:
+    """Return what a server is and where: ["llama.cpp b7000", "at http://127.0.0.1:8080"], as far as it is known."""
+    url = server.get("url")
+    return [word for word in (version_text(server), f"at {one_line(url)}" if url else "") if word]
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

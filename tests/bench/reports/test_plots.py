@@ -135,3 +135,13 @@ def test_a_single_value_of_any_size_can_be_drawn(value: float) -> None:
     ):
         assert "nan" not in svg(chart)
         assert float(drawn(chart).get("viewBox", "").split()[2]) == WIDTH
+
+
+def test_a_few_samples_far_out_do_not_press_a_distribution_together() -> None:
+    shares = [(i + 1) / 240 for i in range(240)]
+    values = [0.001, *(100.0 + i for i in range(238)), 90_000.0]
+    root = drawn(Ecdf("T", "ms", (Series("a", tuple(zip(values, shares, strict=True))),)))
+    ticks = [words for *_, words, classes in texts(root) if classes == "tick middle"]
+    assert ticks == ["0", "100", "200", "300", "400"]
+    few = Ecdf("T", "ms", (Series("a", ((10.0, 0.5), (900.0, 1.0))),))
+    assert "1000" in [words for *_, words, _ in texts(drawn(few))]  # of few samples each is shown
