@@ -31,28 +31,34 @@ CHATS: Final[tuple[tuple[Message, ...], ...]] = (
 
 GREEDY: Final = (
     "Write two sentences about a lighthouse.",
-    "List the first six even numbers.",
-    "def add(a, b):\n    # continue this Python function\n",
+    "Go on with this list, numbers and commas only: 2, 4, 6, 8, 10, 12,",
+    "Copy this line exactly: the grey cat sat on the red mat; the red mat lay on the grey cat",
     "Explain in simple words how a bicycle stays upright.",
 )
+"""Two that leave the choice of words, two that leave none: there a penalty for repeating shows at once."""
 GREEDY_TOKENS: Final = 24
+N_ALTERNATIVES: Final = 5
+NEAR_TIE: Final = 0.5
+"""Nats. Sums in another order (other kernels, batches, neighbours in the cache) move a logit by 0.3 to 0.8."""
 
 SAMPLED: Final = "Invent a name for a ship and say where it sails."
 SAMPLED_TOKENS: Final = 16
 N_SAMPLED: Final = 3
 
+NUMBER: Final = r"-?\d+"
 EXACT: Final = (
-    ("What is 7 + 5? Answer with the number alone.", "12"),
-    ("What is 9 - 4? Answer with the number alone.", "5"),
-    ("Which is larger, 3 or 8? Answer with the number alone.", "8"),
-    ("Is fire hot? Answer yes or no.", "yes"),
-    ("Is snow black? Answer yes or no.", "no"),
-    ("Repeat this word and nothing else: lantern", "lantern"),
-    ("Repeat this number and nothing else: 4711", "4711"),
-    ("Which of these is a colour: table, red, seven? Answer with one word.", "red"),
-    ("What is the capital of France? Answer with one word.", "paris"),
-    ("Which letter comes after B in the alphabet? Answer with one letter.", "c"),
+    ("What is 7 + 5? Answer with the number alone.", NUMBER, "12"),
+    ("What is 9 - 4? Answer with the number alone.", NUMBER, "5"),
+    ("Which is larger, 3 or 8? Answer with the number alone.", NUMBER, "8"),
+    ("Is fire hot? Answer yes or no.", "yes|no", "yes"),
+    ("Is snow black? Answer yes or no.", "yes|no", "no"),
+    ("Repeat this word and nothing else: lantern", r"\w+", "lantern"),
+    ("Repeat this number and nothing else: 4711", NUMBER, "4711"),
+    ("Which of these is a colour: table, red, seven? Answer with one word.", "table|red|seven", "red"),
+    ("What is the capital of France? Answer with one word.", "paris|lyon|london|berlin", "paris"),
+    ("Which letter comes after B in the alphabet? Answer with one letter.", "[a-z]", "c"),
 )
+"""A question, what an answer to it looks like, the right one. Of several numbers the last is the answer."""
 EXACT_TOKENS: Final = 12
 
 LONG: Final = "Count from one to thirty, in words."

@@ -4,36 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Any, Literal, TypeAlias
 
-from localllm.bench.serving.probe_asks import PLAIN_CHATS
+from localllm.bench.serving.greedy import Greedy, parting
+from localllm.bench.serving.probe_asks import NEAR_TIE, PLAIN_CHATS
 
 Honour: TypeAlias = Literal["honoured", "ignored", "refused", "unclear"]
-
-
-@dataclass(frozen=True, slots=True)
-class Greedy:
-    """An answer at temperature 0. `repeats`: asked again, it was the same, byte for byte."""
-
-    text: str
-    finish_reason: str
-    repeats: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Probes:
     """What one endpoint does. None and "": it gave no proper answer, and `failures` says which.
 
-    `prompt_tokens`: by `usage`, for each chat of probe_asks. `exact`: short answers, normalised;
-    `n_right` of them are the right one. `sampling`: what it does without any sampling field, "greedy"
-    or "sampled"; `stated_sampling`: its defaults as it tells them. `stream_equals_whole`: the same
-    text streamed and not. `json_schema`, `offered_tools`, `forced_tools`: `response_format`, tools,
-    `tool_choice: required`.
+    `prompt_tokens`: by `usage`, for each chat of probe_asks. `exact`: what each short question was
+    answered with, read from `short` answers; `n_right` of them are right. `sampling`: what it does
+    without any sampling field; `stated_sampling`: its defaults as it tells them.
+    `stream_equals_whole`: the same text streamed and not. `json_schema`, `offered_tools`,
+    `forced_tools`: `response_format`, tools, `tool_choice: required`.
     """
 
     prompt_tokens: tuple[int | None, ...] = ()
     greedy: tuple[Greedy | None, ...] = ()
+    short: tuple[Greedy | None, ...] = ()
     exact: tuple[str, ...] = ()
     n_right: int = 0
     sampling: Literal["greedy", "sampled", ""] = ""
@@ -95,42 +87,61 @@ def _prompt_tokens(by_name: Mapping[str, Probes]) -> Iterator[Difference]:
 def _greedy(by_name: Mapping[str, Probes]) -> Iterator[Difference]:
     for name, probes in by_name.items():
         unsteady = [str(number) for number, one in enumerate(probes.greedy, 1) if one is not None and not one.repeats]
+        missing = [str(number) for number, one in enumerate(probes.greedy, 1) if one is None]
         if unsteady:
             sentence = f"{name} gives another answer to the same greedy request: probe {', '.join(unsteady)}."
             yield Difference("greedy_repeat", sentence, True)
-        if probes.greedy and None in probes.greedy:
-            missing = [str(number) for number, one in enumerate(probes.greedy, 1) if one is None]
+        if missing:
             yield Difference("greedy_text", f"{name} gives no answer to probe {', '.join(missing)}.", True)
     if not any(one.text for probes in by_name.values() for one in probes.greedy if one is not None):
         yield Difference("greedy_text", "No greedy answer has any text: whether answers are equal is unknown.", True)
     for number, answers in _numbered(by_name, lambda probes: probes.greedy):
-        texts = {name: one.text for name, one in answers.items() if one is not None}
-        groups = _groups(texts)
-        if len(groups) > 1:
-            first = groups[0]
-            for other in groups[1:]:
-                n_same = _n_same(first[0], other[0])
-                sentence = (
-                    f"The greedy answers of {_names(first[1])} and {_names(other[1])} to probe {number} "
-                    f"part after {n_same} characters."
-                )
-                yield Difference("greedy_text", sentence, True)
-            continue
-        reasons = _groups({name: one.finish_reason for name, one in answers.items() if one is not None})
-        if len(reasons) > 1:
+        given = [(name, one) for name, one in answers.items() if one is not None]
+        yield from _partings(number, given)
+        reasons = _groups({name: one.finish_reason for name, one in given})
+        if len(reasons) > 1 and len({one.text for _, one in given}) == 1:
             told = "; ".join(f"{_names(names)}: {reason or 'none'}" for reason, names in reasons)
             yield Difference("finish_reason", f"Why the greedy answer to probe {number} ended: {told}.", False)
 
 
+def _partings(number: int, given: Sequence[tuple[str, Greedy]]) -> Iterator[Difference]:
+    """Yield where the others' answers part from the first's."""
+    for name, other in given[1:]:
+        first_name, first = given[0]
+        found = parting(first, other)
+        if found is None:
+            continue
+        where = f"The greedy answers of {first_name} and {name} to probe {number} part after {found.n_characters}"
+        if found.is_near_tie:
+            why = f"within {NEAR_TIE:g} nats of each other for both: other sums, not another model"
+            yield Difference("near_tie", f"{where} characters, where two tokens are {why}.", False)
+        else:
+            yield Difference("greedy_text", f"{where} characters.", True)
+
+
 def _exact(by_name: Mapping[str, Probes]) -> Iterator[Difference]:
-    differing = [
-        number for number, answers in _numbered(by_name, lambda probes: probes.exact) if len(_groups(dict(answers))) > 1
-    ]
-    if differing:
-        right = ", ".join(f"{name} {probes.n_right} right" for name, probes in by_name.items())
-        n_all = max(len(probes.exact) for probes in by_name.values())
-        sentence = f"{len(differing)} of {n_all} short answers differ ({right})."
-        yield Difference("exact_answers", sentence, True)
+    sure: list[int] = []
+    tied: list[int] = []
+    for number, answers in _numbered(by_name, lambda probes: probes.exact):
+        if len(_groups(answers)) < 2:
+            continue
+        given = [probes.short[number - 1] for probes in by_name.values() if number <= len(probes.short)]
+        (tied if _part_at_near_ties(given) else sure).append(number)
+    right = ", ".join(f"{name} {probes.n_right} right" for name, probes in by_name.items())
+    n_all = max(len(probes.exact) for probes in by_name.values())
+    for numbers, where, forbids in ((sure, "", True), (tied, " where two tokens are nearly equal", False)):
+        if numbers:
+            sentence = f"{len(numbers)} of {n_all} short answers differ{where} ({right})."
+            yield Difference("exact_answers", sentence, forbids)
+
+
+def _part_at_near_ties(given: Sequence[Greedy | None]) -> bool:
+    """Whether all that part from the first do so where it means little."""
+    first = given[0]
+    if first is None or None in given:
+        return False
+    found = [parting(first, other) for other in given[1:] if other is not None]
+    return all(one is None or one.is_near_tie for one in found)
 
 
 def _limits(by_name: Mapping[str, Probes]) -> Iterator[Difference]:
@@ -189,10 +200,6 @@ def _groups(values: Mapping[str, Any]) -> list[tuple[Any, list[str]]]:
     for name, value in values.items():
         found.setdefault(value, []).append(name)
     return list(found.items())
-
-
-def _n_same(one: str, other: str) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def _names(names: Sequence[str]) -> str:

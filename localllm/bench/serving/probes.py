@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import unicodedata
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from localllm.bench.client.calls import Call, End, Outcome
 from localllm.bench.client.client import Client
+from localllm.bench.client.loose import as_count, as_dict
 from localllm.bench.serving import probe_asks as asks
-from localllm.bench.serving.asking import ask as ask_for_facts
+from localllm.bench.serving.asking import Reply
+from localllm.bench.serving.asking import ask as ask_whole
 from localllm.bench.serving.endpoint import Endpoint
-from localllm.bench.serving.probed import Difference, Greedy, Honour, Probes, differences
+from localllm.bench.serving.greedy import Greedy, greedy_of, parting
+from localllm.bench.serving.probed import Difference, Honour, Probes, differences
 from localllm.bench.serving.wire import CHAT, COMPLETIONS, SEED, call_of, cannot_send, is_valid
 from localllm.bench.workloads.ask import Ask, Message
 from localllm.errors import LocalLLMError
 
 __all__ = ["Difference", "Probes", "differences", "probe"]
 
+_USAGE: Final = {"include_usage": True}
 _REFUSALS: Final = (400, 404, 405, 415, 422, 501)
 _SAMPLING: Final = (
     *("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "repeat_penalty", "repeat_last_n"),
@@ -46,19 +52,22 @@ class _Prober:
         self._endpoint = endpoint
         self._client = client
         self._failures: list[str] = []
+        self._has_logprobs = True
         self._has_usage = False
         self._has_cached_tokens = False
 
     async def all(self) -> Probes:
         counts = [await self._count(number, chat) for number, chat in enumerate(asks.CHATS, 1)]
         greedy = [await self._greedy(number, text) for number, text in enumerate(asks.GREEDY, 1)]
-        exact = [await self._exact(question) for question, _ in asks.EXACT]
-        is_same, has_stream_usage = await self._streamed(greedy)
+        short = [await self._answer("a short question", question, asks.EXACT_TOKENS) for question, _, _ in asks.EXACT]
+        exact = [read(one.text, form) if one else "" for one, (_, form, _) in zip(short, asks.EXACT, strict=True)]
+        is_same, has_stream_usage = await self._streamed()
         return Probes(
             prompt_tokens=tuple(counts),
             greedy=tuple(greedy),
+            short=tuple(short),
             exact=tuple(exact),
-            n_right=sum(given == right for given, (_, right) in zip(exact, asks.EXACT, strict=True)),
+            n_right=sum(given == right for given, (_, _, right) in zip(exact, asks.EXACT, strict=True)),
             sampling=await self._sampling(),
             stated_sampling=await asyncio.to_thread(_stated, self._endpoint),
             max_tokens=await self._limit(),
@@ -79,16 +88,42 @@ class _Prober:
         return outcome.prompt_tokens if outcome.end is End.ANSWER else None
 
     async def _greedy(self, number: int, text: str) -> Greedy | None:
-        first = await self._send(f"greedy {number}", _user(text), asks.GREEDY_TOKENS)
-        again = await self._send(f"greedy {number}, again", _user(text), asks.GREEDY_TOKENS)
-        if first.end is not End.ANSWER or again.end is not End.ANSWER:
+        first = await self._answer(f"greedy {number}", text, asks.GREEDY_TOKENS)
+        again = await self._answer(f"greedy {number}, again", text, asks.GREEDY_TOKENS)
+        if first is None or again is None:
             return None
-        self._has_cached_tokens = self._has_cached_tokens or again.cached_tokens is not None
-        return Greedy(first.text, _reason(first), first.text == again.text)
+        apart = parting(first, again)
+        return replace(first, repeats=apart is None or apart.is_near_tie)
 
-    async def _exact(self, question: str) -> str:
-        outcome = await self._send("a short question", _user(question), asks.EXACT_TOKENS)
-        return normalised(outcome.text)
+    async def _answer(self, what: str, text: str, max_tokens: int) -> Greedy | None:
+        """Return a greedy answer with its logprobs, without them where the server has none; None for no answer."""
+        path, fields = self._request(_user(text), max_tokens)
+        logprobs: Mapping[str, Any] = {"logprobs": True, "top_logprobs": asks.N_ALTERNATIVES}
+        if path == COMPLETIONS:
+            logprobs = {"logprobs": asks.N_ALTERNATIVES}
+        if self._has_logprobs:
+            reply = await self._asked(path, {**fields, **logprobs})
+            self._has_logprobs = reply is None or reply.status not in _REFUSALS
+        if not self._has_logprobs:
+            reply = await self._asked(path, fields)
+        answer = greedy_of(reply.json) if reply is not None and reply.status == 200 else None
+        if reply is None or answer is None:
+            self._failures.append(f"{what}: " + ("no answer" if reply is None else f"HTTP {reply.status}, no answer"))
+            return None
+        self._note_usage(as_dict(as_dict(reply.json).get("usage")))
+        return answer
+
+    async def _asked(self, path: str, fields: Mapping[str, Any]) -> Reply | None:
+        try:
+            return await asyncio.to_thread(ask_whole, self._endpoint.target, path, fields)
+        except LocalLLMError:
+            return None
+
+    def _note_usage(self, usage: Mapping[str, Any]) -> None:
+        counts = [as_count(usage.get(name)) for name in ("prompt_tokens", "completion_tokens")]
+        self._has_usage = self._has_usage or None not in counts
+        details = as_dict(usage.get("prompt_tokens_details"))
+        self._has_cached_tokens = self._has_cached_tokens or as_count(details.get("cached_tokens")) is not None
 
     async def _sampling(self) -> Any:
         """Say what happens without sampling fields: the greedy answer each time, or not."""
@@ -166,51 +201,59 @@ class _Prober:
             return "honoured"
         return "unclear" if "length" in outcome.finish_reasons else "ignored"
 
-    async def _streamed(self, greedy: Sequence[Greedy | None]) -> tuple[bool | None, bool]:
-        """Say whether a stream has the text of the whole answer, and whether it tells its usage."""
-        known = greedy[0]
-        streamed = await self._send(
-            "a stream", _user(asks.GREEDY[0]), asks.GREEDY_TOKENS, stream=True, stream_options={"include_usage": True}
-        )
-        if streamed.end is not End.ANSWER:
-            return None, False
-        has_usage = streamed.prompt_tokens is not None and streamed.completion_tokens is not None
-        if known is None or not known.repeats:
-            return None, has_usage
-        return streamed.text == known.text and _reason(streamed) == known.finish_reason, has_usage
+    async def _streamed(self) -> tuple[bool | None, bool]:
+        """Say whether a stream has the text of the whole answer, and whether it tells its usage.
+
+        The whole answer is asked for after it, so that both find the same in a cache; once more where they differ.
+        """
+        is_same, has_usage = None, False
+        for _ in range(2):
+            streamed = await self._send(
+                "a stream", _user(asks.GREEDY[0]), asks.GREEDY_TOKENS, stream=True, stream_options=_USAGE
+            )
+            whole = await self._send("a whole answer", _user(asks.GREEDY[0]), asks.GREEDY_TOKENS)
+            if streamed.end is not End.ANSWER or whole.end is not End.ANSWER:
+                return None, has_usage
+            has_usage = streamed.prompt_tokens is not None and streamed.completion_tokens is not None
+            is_same = streamed.text == whole.text and _reason(streamed) == _reason(whole)
+            if is_same:
+                break
+        return is_same, has_usage
 
     def _call_of(self, ask: Ask) -> Call:
         return call_of(ask, self._endpoint, fills_length=False, keep_text=True)
 
+    def _request(self, chat: Sequence[Message], max_tokens: int) -> tuple[str, dict[str, Any]]:
+        """Return a greedy request: its path and its fields."""
+        fields = {"model": self._endpoint.model, "max_tokens": max_tokens, "temperature": 0, "seed": SEED}
+        if self._endpoint.api == "openai-completions":
+            prompt = "\n\n".join(f"{message['role']}: {message['content']}" for message in chat)
+            return COMPLETIONS, {**fields, "prompt": prompt}
+        return CHAT, {**fields, "messages": list(chat)}
+
     async def _send(
         self, what: str, chat: Sequence[Message], max_tokens: int, *, is_greedy: bool = True, **more: Any
     ) -> Outcome:
-        fields: dict[str, Any] = {"model": self._endpoint.model, "max_tokens": max_tokens, **more}
-        if is_greedy:
-            fields |= {"temperature": 0, "seed": SEED}
-        if self._endpoint.api == "openai-completions":
-            path = COMPLETIONS
-            fields["prompt"] = "\n\n".join(f"{message['role']}: {message['content']}" for message in chat)
-        else:
-            path = CHAT
-            fields["messages"] = list(chat)
-        return await self._sent(what, Call.of(path, fields, keep_text=True))
+        path, fields = self._request(chat, max_tokens)
+        if not is_greedy:
+            del fields["temperature"], fields["seed"]
+        return await self._sent(what, Call.of(path, {**fields, **more}, keep_text=True))
 
     async def _sent(self, what: str, call: Call) -> Outcome:
         outcome = await self._client.send(call)
         if outcome.end is not End.ANSWER:
             status = f"HTTP {outcome.status}" if outcome.status else outcome.fault
             self._failures.append(f"{what}: {outcome.end.value} ({status})")
-        elif not outcome.is_stream and outcome.prompt_tokens is not None and outcome.completion_tokens is not None:
-            self._has_usage = True
         return outcome
 
 
-def normalised(text: str) -> str:
-    """Return an answer's first line in lower case without punctuation and spaces around it."""
-    line = next((line for line in text.strip().splitlines() if line.strip()), "")
-    words = unicodedata.normalize("NFKC", line).lower().split()
-    return " ".join(words).strip(" .,:;!?\"'`*()[]")
+def read(text: str, form: str) -> str:
+    """Return what a short answer says: the first thing of that form in its first line, of numbers the last."""
+    line = next((line for line in text.splitlines() if line.strip()), "")
+    found: list[str] = re.findall(rf"\b(?:{form})\b", unicodedata.normalize("NFKC", line).lower())
+    if not found:
+        return ""
+    return found[-1] if form == asks.NUMBER else found[0]
 
 
 def _user(text: str) -> tuple[Message, ...]:
@@ -236,7 +279,7 @@ def _stated(endpoint: Endpoint) -> Mapping[str, Any]:
     if "api_version" not in endpoint.facts:
         return {}
     try:
-        body = ask_for_facts(endpoint.target, "/api/show", {"model": endpoint.model}).json
+        body = ask_whole(endpoint.target, "/api/show", {"model": endpoint.model}).json
     except LocalLLMError:
         return {}
     parameters = body.get("parameters") if isinstance(body, dict) else None
