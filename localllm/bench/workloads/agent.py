@@ -30,7 +30,7 @@ class AgentParameters:
     branches: int = count(3, 1, 200, "requests that go on from the same history in different ways")
     task: int = words(30, "what the user asks")
     result: int = words(80, "what a tool returned")
-    answer: int = tokens(48, "at most an answer")
+    answer: int = tokens(64, "at most an answer")
     choice: str = choice("auto", ("required",), "whether the model must call a tool")
     spread: float = spread(0.3)
 
@@ -48,19 +48,20 @@ def _sessions(of: AgentParameters, seed: int) -> Iterator[Session]:
         chat: list[Message] = [system]
         asks: list[Ask] = []
 
-        def asked(messages: Sequence[Message]) -> Ask:
-            return Ask("agent", of.answer, messages=tuple(messages), tools=tools, tool_choice=of.choice, is_free=False)
-
         if of.steps:
             chat.append(_task(prose, draws, trade, lengths))
         for _ in range(of.steps):
-            asks.append(asked(chat))
+            asks.append(_ask(of, tools, chat))
             chat += _called(prose, draws, trade, draws.pick(tools), lengths["result"].draw(draws))
         if of.steps:
             chat.append({"role": "assistant", "content": prose.text(draws, trade, _CLOSING_WORDS, "advice")})
-        asks += [asked([*chat, _task(prose, draws, trade, lengths)]) for _ in range(of.branches)]
+        asks += [_ask(of, tools, [*chat, _task(prose, draws, trade, lengths)]) for _ in range(of.branches)]
         yield tuple(asks)
         at += 1
+
+
+def _ask(of: AgentParameters, tools: tuple[Mapping[str, Any], ...], messages: Sequence[Message]) -> Ask:
+    return Ask("agent", of.answer, messages=tuple(messages), tools=tools, tool_choice=of.choice, is_free=False)
 
 
 def _system(prose: Prose, draws: Draws, trade: str, length: int) -> str:
@@ -116,7 +117,7 @@ def _sharing(of: AgentParameters) -> Sharing:
     step = _CALL_WORDS + result
     history = head + (task + of.steps * step + _CLOSING_WORDS if of.steps else 0)
     growing = [head + task + at * step for at in range(of.steps)]
-    before = [head + max(0, at) * step + (task if at else 0) - (result if at else 0) for at in range(of.steps)]
+    before = [words - (result if at else task) for at, words in enumerate(growing)]
     whole = sum(growing) + of.branches * (history + task)
     earlier = [head, *growing[:-1]] if of.steps else []
     repeated = sum(earlier) + (growing[-1] if of.steps else head) + (of.branches - 1) * history

@@ -16,6 +16,9 @@ from localllm.bench.workloads.source import write_source
 
 _LEAST_CHARS = 8  # of a line that a cursor may stand in
 _STEP_WORDS = 12  # at least between two cursors: two or three lines
+_MEAN_STEP_WORDS = 16
+_MOST_STEP_WORDS = 40  # and at most: a line more, and those that are too short
+_MOST_FUNCTION_WORDS = 100  # by which a source may be shorter than was wished
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +55,9 @@ def _sessions(of: FimParameters, seed: int) -> Iterator[Session]:
 
 def holes(draws: Draws, n_before: int, n_after: int, n_holes: int) -> list[Hole]:
     """Return places in one file, each below the one before it, the first behind about `n_before` words."""
-    n_needed = n_before + n_after + n_holes * _STEP_WORDS
-    lines = write_source(draws, n_needed + n_needed // 4 + 60).text.splitlines(keepends=True)
+    lines = write_source(draws, n_before + n_after + n_holes * _MOST_STEP_WORDS + _MOST_FUNCTION_WORDS).text.splitlines(
+        keepends=True
+    )
     n_until = [0, *accumulate(len(line.split()) for line in lines)]
     at = bisect.bisect_left(n_until, n_before)
     found: list[Hole] = []
@@ -86,7 +90,7 @@ def _lengths(of: FimParameters) -> Mapping[str, Lengths]:
 
 def _sharing(of: FimParameters) -> Sharing:
     lengths = _lengths(of)
-    prompts = [lengths["before"].mean + at * _STEP_WORDS for at in range(of.cursors)]
+    prompts = [lengths["before"].mean + at * _MEAN_STEP_WORDS for at in range(of.cursors)]
     whole = sum(prompts) + of.cursors * lengths["after"].mean
     part = Shared("the file up to the line of the cursor", "the later requests of a session", "1 a session")
     return Sharing((part,), sum(prompts[:-1]) / whole, sum(prompts) / whole)

@@ -39,7 +39,8 @@ class Rule:
         if self.words:
             return " or ".join(self.words)
         kind = "a whole number" if self.is_whole else "a number of at most three decimals"
-        return f"{kind} from {self.least:g} to {self.most:.0f}" + (f" ({self.unit})" if self.unit else "")
+        of = f" of {self.unit}" if self.unit else ""
+        return f"{kind}{of} from {self.least:g} to {self.most:.0f}"
 
     def value(self, text: str) -> int | float | str | None:
         """Return the value that `text` spells; None where it spells none that is allowed."""

@@ -9,23 +9,27 @@ from itertools import pairwise
 from statistics import fmean
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from localllm.bench.workloads.digest import digest
+from localllm.bench.workloads.parameters import rules
 from localllm.bench.workloads.parse import parse_workload
+from localllm.bench.workloads.registry import shipped
 from tests.bench.workloads.asking import CHATS, SHIPPED, asks_of, flat, taken
 
 # Of the first four sessions. Whoever changes one on purpose raises GENERATOR in recipe.py.
 DIGESTS = {
     "chat": "c274c6061fbd17ea757b9f184547cbcd1514e62d99947f7929effc5f063771cb",
     "rag": "7e7174a06fbf4836e63839d8ffc2d182770afda40e693f31547d8af946edaf14",
-    "agent": "e24a2b1289f397b15fc814a71a6c90acb540daa83e9521dd0ebc4385acfbc6d9",
+    "agent": "d574eed331bd8594c59bb843dadcc0daf9400a8e5c0182ab0f7bc203c63c3187",
     "code-edit": "34648824564c49d729785899109bc1d4932ceae2a2ddb959b7343e0091b42dca",
     "json": "817e454884a6944a3dabe5a16f3d3aa2564b121a20b95be7fbffac307b0576bf",
     "story": "6123285cb5a2467662db3de6343ad0e961dd2b953da45fca4e99d33710f03e1e",
-    "fim": "665571ddf321afbcdc244fe6b0f7979706a553983e05f7cfcc426f5258be8b13",
+    "fim": "f573745d83246b97cba8c296e220eb5cb455bd8a96aa3bff8851f924d2135088",
     "batch": "dace94ddb7cab5614f17b950f20f6ee45c070e37f5411d5cbf6c9ebbff601154",
     "chat:turns=2,system=0,spread=1.5": "6f314e9451b55e056f73f62f64436b1f371be1810dea8621630657f2c8aa9dcf",
-    "agent:choice=required,tools=30,steps=1": "905d627f2db5a6afc546e357e62a9b170eb876ff2a3395067c71bf35eb6cb95d",
+    "agent:choice=required,tools=30,steps=1": "10c60b63a3bee2101d8d9cfa69321d3bc2969e4863d33f7ed432981f0554df28",
     "rag:documents=2,document=2000": "0f280859240d8db2649c6a05da41a71d22e7cea30eaae905560f5243b741611e",
     "mixed:chat=.6,rag=.3,story=.1": "c496d207ea15c6c18b2ca6e608f9d225aeda0f94c1430da0455ed92d216c233d",
 }
@@ -186,6 +190,35 @@ def test_facts_are_plain_values_that_json_keeps(name: str) -> None:
     assert json.loads(json.dumps(facts)) == facts
     assert {"effect", "generator", "parameters", "lengths", "shared", "repeated_share"} <= facts.keys()
     assert not parse_workload(name).is_trace
+
+
+@st.composite
+def small_specs(draw: st.DrawFn) -> str:
+    name = draw(st.sampled_from(SHIPPED))
+    pairs = []
+    for key, _, rule in rules(shipped()[name].parameters):
+        if rule.words:
+            pairs.append(f"{key}={draw(st.sampled_from(rule.words))}")
+        elif rule.is_whole:
+            most = min(int(rule.most), 300 if rule.unit else 9)
+            pairs.append(f"{key}={draw(st.integers(int(rule.least), most))}")
+        else:
+            pairs.append(f"{key}={draw(st.integers(0, int(rule.most * 1000))) / 1000}")
+    return f"{name}:{','.join(pairs)}"
+
+
+@given(small_specs(), st.integers())
+@settings(max_examples=80, deadline=None)
+def test_all_allowed_values_give_sessions(spec: str, seed: int) -> None:
+    workload = parse_workload(spec)
+    facts = workload.facts
+    assert 0 <= facts["repeated_share"] <= facts["before_last_share"] <= 1
+    for session in taken(spec, 2, seed):
+        assert len(session) == facts["requests_per_session"]
+        for ask in session:
+            assert ask.max_tokens >= 1
+            assert all(message["content"] or message.get("tool_calls") for message in ask.messages)
+            assert ask.prompt is None or "\n" in ask.prompt
 
 
 def test_text_of_a_workload_is_not_one_phrase_again_and_again() -> None:
