@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 
 from localllm.bench.client.calls import Call, End
 from localllm.bench.machine.resources import Resources
@@ -33,9 +33,11 @@ from localllm.bench.serving.trying import Tried
 from localllm.bench.serving.wire import call_of
 from localllm.bench.workloads.ask import Ask
 
+N_AT_FIRST = 48
+"""Asks that are made before the trial: some of every kind of a mix."""
+N_AT_ONCE = 100
 N_AHEAD = 2000
-"""Most asks that are made before a run of a given time begins."""
-N_AHEAD_LEAST = 24
+"""Most asks that are made before the run, where not all must be known then."""
 AHEAD_FACTOR = 4.0
 """Answers may come so much quicker in the run than the trial's came."""
 BUSY_CLIENT = 0.5
@@ -49,15 +51,15 @@ class Run:
     def __init__(self, spec: RunSpec, endpoint: Endpoint, on_progress: OnProgress, stop: asyncio.Event) -> None:
         self.spec = spec
         self.endpoint = endpoint
-        self.name = f"{spec.workload.spec} {spec.cache.value}, {spec.load}"
+        self.name = f"{spec.workload.spec.partition(':')[0]} {spec.cache.value}, {spec.load}"
         self.notes: list[str] = []
         self._on_progress = on_progress
         self._stop = stop
         self._window = spec.load.concurrency or WINDOW
         self._salted: Salting = each_its_own() if spec.cache is Cache.COLD else one_for_all()
-        self._source = interleaved(spec.workload.sessions(spec.seed), self._window)
-        self._numbered: list[Numbered] = []
-        self._take(self._n_at_first())
+        self._sessions = spec.workload.sessions(spec.seed)
+        self._source = islice(interleaved(self._sessions, self._window), spec.n_requests)
+        self._numbered: list[Numbered] = list(islice(self._source, N_AT_FIRST))
         self._keeps_text = False
         self._calls: list[Call] = []
         self._n_warmed_up = 0
@@ -78,34 +80,34 @@ class Run:
         self._phases.append(kept)
         return kept
 
-    def _n_at_first(self) -> int | None:
-        """Return how many asks are made before the trial: all where they are known. None: all of a trace."""
-        spec = self.spec
-        if spec.n_requests is not None:
-            return spec.n_requests
-        return None if spec.workload.is_trace else N_AHEAD_LEAST
-
-    def _take(self, n_all: int | None) -> None:
-        """Draw asks until there are `n_all`."""
-        n_more = None if n_all is None else max(0, n_all - len(self._numbered))
-        self._numbered += islice(self._source, n_more)
-
-    def make_ready(self, tried: Tried) -> None:
-        """Choose how many asks there are, and write their requests."""
+    async def make_ready(self, tried: Tried) -> None:
+        """Make the asks that are made before, and write their requests. Gives way now and then: it can be stopped."""
         self._keeps_text = not tried.has_usage
-        if self.spec.n_requests is None and self.spec.duration_s is not None:
-            self._take(self._n_ahead(tried, self.spec.duration_s))
+        n_ahead = self._n_ahead(tried)
+        while not self._stop.is_set():
+            self._on_progress(f"{self.name}: making requests", len(self._numbered), n_ahead or 0)
+            n_more = N_AT_ONCE if n_ahead is None else min(N_AT_ONCE, n_ahead - len(self._numbered))
+            more = list(islice(self._source, max(0, n_more)))
+            if not more:
+                break
+            self._numbered += more
+            await asyncio.sleep(0)
         self.make_calls()
 
-    def _n_ahead(self, tried: Tried, duration_s: float) -> int:
-        """Return how many asks the time may take, at the most that is likely."""
-        load = self.spec.load
-        if load.concurrency is None:
-            return len(list(offsets(load, self.spec.seed, N_AHEAD, duration_s))) if load.rate_per_s else 0
+    def _n_ahead(self, tried: Tried) -> int | None:
+        """Return how many asks are made before: all (None) where all must be known, else what is likely to do."""
+        spec, load = self.spec, self.spec.load
+        must_be_known = spec.cache is not Cache.COLD or (load.concurrency is None and load.rate_per_s is None)
+        if must_be_known and (spec.n_requests is not None or spec.workload.is_trace):
+            return None
+        if spec.duration_s is None:
+            return N_AHEAD
+        if load.rate_per_s is not None:
+            return sum(1 for _ in offsets(load, spec.seed, N_AHEAD, spec.duration_s))
         if not tried.answer_s:
-            return N_AHEAD_LEAST
-        n = math.ceil(AHEAD_FACTOR * duration_s / tried.answer_s * load.concurrency)
-        return max(N_AHEAD_LEAST, min(n, N_AHEAD))
+            return N_AT_FIRST
+        n = math.ceil(AHEAD_FACTOR * spec.duration_s / tried.answer_s * (load.concurrency or 1))
+        return max(N_AT_FIRST, min(n, N_AHEAD))
 
     def make_calls(self) -> None:
         """Write the requests: nothing is left to do for them while the run is measured."""
@@ -171,24 +173,41 @@ class Run:
             return
         numbers = (number for number, _ in self._numbered)
         sessions = by_session(zip(numbers, self._calls, strict=True))
-        await drive(target, load, sessions, ([call] for call in self._further()), kept)
+        await drive(target, load, sessions, self._further_sessions(), kept)
 
     def _n_expected(self) -> int:
+        """Return how many requests will count; 0 where the time decides."""
         spec = self.spec
-        if spec.duration_s is not None and (spec.n_requests is None or spec.load.concurrency is not None):
-            return spec.n_requests or 0
-        return len(self._numbered)
+        if spec.workload.is_trace or (spec.load.rate_per_s is not None and len(self._numbered) < N_AHEAD):
+            return len(self._numbered)
+        return spec.n_requests or 0
+
+    def _further_sessions(self) -> Iterator[Iterator[Call]]:
+        """Yield the sessions that were not begun before: nothing where what they begin with was to be sent before."""
+        for session in self._sessions:
+            if not self._goes_on():
+                return
+            yield map(self._added, takewhile(lambda _: self._goes_on(), session))
 
     def _further(self) -> Iterator[Call]:
-        """Yield what comes after the asks that were made before; nothing where that was to be sent before."""
-        if self.spec.n_requests is not None:
-            return
-        for numbered in self._source:
-            if self.spec.cache is not Cache.COLD:
-                self._ran_out()
+        """Yield the asks that were not made before, as they come in turn."""
+        for _, ask in self._source:
+            if not self._goes_on():
                 return
-            self._numbered.append(numbered)
-            yield self._call(len(self._numbered) - 1, numbered[1])
+            yield self._added(ask)
+
+    def _goes_on(self) -> bool:
+        """Say whether an ask may be added: not where it would have had to be known before."""
+        if self.spec.n_requests is not None:
+            return self.spec.cache is Cache.COLD and len(self._numbered) < self.spec.n_requests
+        if self.spec.cache is not Cache.COLD:
+            self._ran_out()
+            return False
+        return True
+
+    def _added(self, ask: Ask) -> Call:
+        self._numbered.append((-1, ask))
+        return self._call(len(self._numbered) - 1, ask)
 
     def _planned(self) -> Iterator[tuple[float, Call]]:
         """Yield the calls at the times of a rate."""
@@ -205,7 +224,9 @@ class Run:
 
     def _ran_out(self) -> None:
         n = len(self._numbered)
-        self.notes.append(f"the run ended before its time: what {n} requests begin with was sent before, not more")
+        told = f"the run ended before its time: what {n} requests begin with was sent before, not more"
+        if told not in self.notes:  # each client finds that out
+            self.notes.append(told)
 
     def result(self, *, unsupported: str = "", counted: Counted | None = None) -> RunResult:
         """Return what the run found."""
@@ -232,7 +253,7 @@ class Run:
         )
 
     def _last_notes(self) -> Iterator[str]:
-        if self._elapsed_s and self._client_cpu_s > BUSY_CLIENT * self._elapsed_s:
+        if self.kept.outcomes and self._client_cpu_s > BUSY_CLIENT * self._elapsed_s:
             share = self._client_cpu_s / self._elapsed_s
             yield f"the client itself was busy: {share:.0%} of a core; it may be what limits these figures"
         fault = next((phase.outcomes[-1].fault for phase in self._phases if phase.is_dead), None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from localllm.bench.client.calls import End, Outcome
 from localllm.bench.client.client import Client
@@ -12,15 +12,17 @@ from localllm.bench.serving.trying import check_key
 from localllm.bench.serving.wire import call_of
 from localllm.bench.workloads.ask import Ask
 
-MAX_TOKENS = 32
+QUESTIONS = (
+    ("Say yes.", 32),
+    ("What is 2 + 2? Answer with the number alone.", 32),
+    ("Name the capital of France in one word.", 32),
+    ("Say yes.", 256),
+)
+"""What most models answer in few tokens, with most tokens of an answer; the last is for those that think first."""
+N_BEYOND = 8
+"""Tokens past its natural end that an answer is told to go on."""
 TOLERANCE_TOKENS = 3
 TOLERANCE_SHARE = 0.1
-QUESTIONS = (
-    "Say yes.",
-    "What is 2 + 2? Answer with the number alone.",
-    "Name the capital of France in one word.",
-)
-"""Their answers end early, with most models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,27 +45,29 @@ def fills_length(endpoint: Endpoint) -> bool:
 
 async def _examined(endpoint: Endpoint) -> Preliminary:
     client = Client(endpoint.target)
-    notes: list[str] = []
-    fills = False
+    asked = replace(endpoint, api="openai-chat")  # a text that is completed seldom ends by itself, a chat does
+    notes: tuple[str, ...] = ()
     try:
-        for number, question in enumerate(QUESTIONS):
-            natural = await _answer(client, endpoint, question, fills=False)
+        for question, most_tokens in QUESTIONS:
+            natural = await _answer(client, asked, question, most_tokens)
+            if natural.end is End.REFUSED and asked.api != endpoint.api:
+                asked = endpoint
+                continue
             if natural.end is not End.ANSWER:
                 break
-            if number == 0:
-                notes += await _checked(endpoint, natural)
-            if _n_tokens(natural) < MAX_TOKENS:  # it ends by itself: now it can be seen whether it is made to go on
-                filled = await _answer(client, endpoint, question, fills=True)
-                fills = filled.end is End.ANSWER and _n_tokens(filled) >= MAX_TOKENS
-                break
+            notes = notes or await _checked(endpoint, natural)
+            n_tokens = _n_tokens(natural)
+            if n_tokens < most_tokens:  # it ended by itself: now it can be seen whether it is made to go on
+                beyond = n_tokens + N_BEYOND
+                filled = await _answer(client, asked, question, beyond, fills=True)
+                return Preliminary(filled.end is End.ANSWER and _n_tokens(filled) >= beyond, notes)
+        return Preliminary(False, notes)
     finally:
         client.close()
-    return Preliminary(fills, tuple(notes))
 
 
-async def _answer(client: Client, endpoint: Endpoint, question: str, *, fills: bool) -> Outcome:
-    messages = ({"role": "user", "content": question},)
-    ask = Ask("preliminary", MAX_TOKENS, messages=messages)
+async def _answer(client: Client, endpoint: Endpoint, question: str, n_tokens: int, *, fills: bool = False) -> Outcome:
+    ask = Ask("preliminary", n_tokens, messages=({"role": "user", "content": question},))
     outcome = await client.send(call_of(ask, endpoint, fills_length=fills, keep_text=True))
     check_key(endpoint, outcome)
     return outcome
@@ -73,12 +77,12 @@ def _n_tokens(outcome: Outcome) -> int:
     return len(outcome.token_s) if outcome.completion_tokens is None else outcome.completion_tokens
 
 
-async def _checked(endpoint: Endpoint, outcome: Outcome) -> list[str]:
+async def _checked(endpoint: Endpoint, outcome: Outcome) -> tuple[str, ...]:
     """Return a note where the tokens that the server says it gave are not those of its text."""
     said = outcome.completion_tokens
     if said is None or outcome.tool_calls or not outcome.text:
-        return []
+        return ()
     counted = await count_tokens(endpoint, outcome.text)
     if counted is None or abs(said - counted) <= max(TOLERANCE_TOKENS, TOLERANCE_SHARE * counted):
-        return []
-    return [f"the server's usage says {said} tokens where its /tokenize counts {counted}"]
+        return ()
+    return (f"the server's usage says {said} tokens where its /tokenize counts {counted}",)

@@ -48,17 +48,21 @@ class Runner:
             with suppress(RuntimeError):  # it ended just now
                 loop.call_soon_threadsafe(self._stop.set)
 
+    def check(self, cache: Cache) -> None:
+        """Raise UsageError where this server cannot be measured under a protocol."""
+        if cache is Cache.RESTART and not self._running.can_restart:
+            raise UsageError(
+                f"cache=restart needs a server that was started here, and {self._running.name} was not.",
+                "localllm bench serve MODEL, or cache=cold+warm",
+            )
+
     def run(self, spec: RunSpec) -> RunResult:
         """Measure one run and return what it found; `partial` where it was stopped or the server died.
 
         Raises: UsageError for a run that this server cannot be asked for, ServerUnreachable where the key is not
         taken, LocalLLMError where the server does not come back from a restart.
         """
-        if spec.cache is Cache.RESTART and not self._running.can_restart:
-            raise UsageError(
-                f"cache=restart needs a server that was started here, and {self._running.name} was not.",
-                "localllm bench serve MODEL, or cache=cold+warm",
-            )
+        self.check(spec.cache)
         try:
             return asyncio.run(self._run(spec))
         finally:
@@ -73,7 +77,7 @@ class Runner:
         tried = await self._trial(run)
         if tried.unsupported:
             return run.result(unsupported=tried.unsupported)
-        run.make_ready(tried)
+        await run.make_ready(tried)
         if spec.cache is Cache.RESTART:
             await run.fill()
             await self._restart(run)

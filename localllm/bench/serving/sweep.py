@@ -31,7 +31,7 @@ class Sweep(Enum):
 class Point:
     """What one load came to.
 
-    `offered_per_s`, `achieved_per_s`: arrivals and answers a second (an open loop's; else 0 and what was answered).
+    `offered_per_s`, `achieved_per_s`: the pace of arrivals (0 in a closed loop, which has none) and of answers.
     `error_share`: of requests without an answer. `meets_slo`: None where nothing is asked for.
     """
 
@@ -50,7 +50,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Knee:
-    """The load up to which more load is answered well, and what it gives. `why`: the rule, in words."""
+    """The load up to which more load is answered well, and what its run gave. `why`: the rule, in words."""
 
     load: Load
     cache: str
@@ -93,14 +93,14 @@ def _rounded(rate_per_s: float) -> float:
 
 def knee(results: Sequence[RunResult], slo: Slo | None) -> Knee | None:
     """Return the knee of runs at several loads of one kind; None where there is none to tell."""
-    points = [point(result, slo) for result in results if result.samples]
-    if len({str(one.load) for one in points}) < 2:
-        return None
-    found = knee_of(points)
+    by_load = {result.spec.load: result for result in results if result.samples}
+    found = knee_of([point(result, slo) for result in by_load.values()]) if len(by_load) > 1 else None
     if found is None:
         return None
     best, why = found
-    return Knee(best.load, results[0].spec.cache.value, best.output_tokens_per_s, best.achieved_per_s, why)
+    result = by_load[best.load]
+    requests_per_s = summarise_run(result).value("request_throughput") or 0.0
+    return Knee(best.load, result.spec.cache.value, best.output_tokens_per_s, requests_per_s, why)
 
 
 def knee_of(points: Sequence[Point]) -> tuple[Point, str] | None:
@@ -131,17 +131,13 @@ def point(result: RunResult, slo: Slo | None) -> Point:
     samples = result.samples
     answers = [sample.outcome for sample in samples if sample.outcome.end is End.ANSWER]
     share = len(answers) / len(samples) if samples else 0.0
-    achieved_per_s = summary.value("request_throughput") or 0.0
-    offered_per_s = 0.0
-    if result.spec.load.concurrency is None:
-        offered_per_s = pace_per_s([sample.outcome.due_s for sample in samples])
-        achieved_per_s = share * pace_per_s([one.ended_s for one in answers])
+    is_open = result.spec.load.concurrency is None
     met = None if slo is None else all(bool(line["met"]) for line in slo.verdicts(summary.value))
     return Point(
         load=result.spec.load,
         output_tokens_per_s=summary.value("output_throughput") or 0.0,
-        offered_per_s=offered_per_s,
-        achieved_per_s=achieved_per_s,
+        offered_per_s=pace_per_s([sample.outcome.due_s for sample in samples]) if is_open else 0.0,
+        achieved_per_s=share * pace_per_s([one.ended_s for one in answers]),
         error_share=1.0 - share,
         meets_slo=met,
     )

@@ -52,4 +52,4 @@ class RunFlags:
     warmup: Annotated[
         int, option("--warmup", min=0, metavar="N", help="Requests of the same shape before those that count.")
     ] = 2
-    seed: Annotated[int, option("--seed", min=0, metavar="N", help=SEED_HELP)] = 1
+    seed: Annotated[int, option("--seed", metavar="N", help=SEED_HELP)] = 1

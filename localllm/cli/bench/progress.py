@@ -49,7 +49,8 @@ class Shown:
 
 def _progress() -> Progress:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
+    from rich.text import Text
 
     class Plain(Console):
         """Leaves the cursor alone: a second Ctrl-C ends the process without anybody to show it again."""
@@ -58,10 +59,17 @@ def _progress() -> Progress:
             """Change nothing."""
             return False
 
+    class Known(MofNCompleteColumn):
+        """Says nothing of what has no known end."""
+
+        def render(self, task: Task) -> Text:
+            """Return how much is done of how much."""
+            return Text() if task.total is None else super().render(task)
+
     return Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=20),
-        MofNCompleteColumn(),
+        Known(),
         TimeRemainingColumn(),
         console=Plain(file=sys.stderr),
         refresh_per_second=REFRESH_PER_S,

@@ -61,6 +61,8 @@ def measure(target: str, api: Api, wish: Wish, talk: TalkFlags) -> Found:
     with Interrupts(outlives_answers=True) as interrupts, Shown(quiet=talk.quiet) as shown:
         with _running(target, shown) as running:
             runner = Runner(running, api, key=None if key is None else key.decode("ascii"), on_progress=shown)
+            for cache in wish.caches:
+                runner.check(cache)
             spec = _look(runner, None if is_url(target) else target, found, wish.spec, shown)
             with interrupts.cancelling() as cancel_by:
                 cancel_by(runner.stop)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -211,7 +212,7 @@ def test_a_run_of_a_given_time_ends_with_it(cache: Cache) -> None:
 
 def test_cold_runs_go_on_past_what_was_made_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("localllm.bench.serving.one_run.N_AHEAD", 5)
-    monkeypatch.setattr("localllm.bench.serving.one_run.N_AHEAD_LEAST", 5)
+    monkeypatch.setattr("localllm.bench.serving.one_run.N_AT_FIRST", 5)
     for load in (Load(concurrency=1), Load(rate_per_s=60.0)):
         rival = Rival()
         result = run(rival, n_requests=None, duration_s=0.6, load=load)
@@ -220,9 +221,44 @@ def test_cold_runs_go_on_past_what_was_made_ahead(monkeypatch: pytest.MonkeyPatc
         assert sorted(int(sample.outcome.label) for sample in result.samples) == list(range(len(result.samples)))
 
 
+@pytest.mark.parametrize("load", [Load(concurrency=3), Load(rate_per_s=300.0)])
+def test_a_number_beyond_what_was_made_ahead_is_kept_to(monkeypatch: pytest.MonkeyPatch, load: Load) -> None:
+    monkeypatch.setattr("localllm.bench.serving.one_run.N_AHEAD", 7)
+    monkeypatch.setattr("localllm.bench.serving.one_run.N_AT_FIRST", 5)
+    rival = Rival(token_s=0.001)
+    result = run(rival, workload=chats(100), load=load, n_requests=40)
+    assert sorted(int(sample.outcome.label) for sample in result.samples) == list(range(40))
+    assert rival.n_most_open <= 3 or load.concurrency is None
+
+
+def test_turns_of_one_session_never_overlap_also_beyond_what_was_made_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("localllm.bench.serving.one_run.N_AHEAD", 6)
+    monkeypatch.setattr("localllm.bench.serving.one_run.N_AT_FIRST", 4)
+    open_now: set[str] = set()
+
+    async def alone(rival: Rival, seen: Seen, reply: Reply) -> bool:
+        name = str(seen.fields["messages"][-1]["content"]).split(" ")[0]
+        assert name not in open_now
+        open_now.add(name)
+        await rival._stream(seen.fields, reply)
+        open_now.discard(name)
+        return True
+
+    result = run(Rival(fault=alone, token_s=0.003), load=Load(concurrency=4), n_requests=60)
+    assert ends(result) == ["answer"] * 60
+
+
+def test_all_of_a_warm_run_is_made_and_sent_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("localllm.bench.serving.one_run.N_AHEAD", 6)
+    monkeypatch.setattr("localllm.bench.serving.one_run.N_AT_FIRST", 4)
+    result = run(Rival(), cache=Cache.WARM, n_requests=12)
+    assert len(result.samples) == 12
+    assert "what 12 requests begin with was sent before, in 4 requests" in notes(result)
+
+
 def test_warm_runs_end_with_what_was_sent_before_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("localllm.bench.serving.one_run.N_AHEAD", 5)
-    monkeypatch.setattr("localllm.bench.serving.one_run.N_AHEAD_LEAST", 5)
+    monkeypatch.setattr("localllm.bench.serving.one_run.N_AT_FIRST", 5)
     for load in (Load(concurrency=1), Load(rate_per_s=100.0)):
         result = run(Rival(), cache=Cache.WARM, n_requests=None, duration_s=5.0, load=load)
         assert len(result.samples) == 5
@@ -254,6 +290,23 @@ def test_a_stop_keeps_what_is_complete() -> None:
     assert "ended early" in notes(result)
     assert again.partial
     assert again.samples == ()
+
+
+def test_a_stop_while_requests_are_made_ends_that() -> None:
+    def endless() -> Iterator[Any]:
+        for n in itertools.count():
+            if n == 300:
+                one.stop()
+            yield conversation(str(n), 1)
+
+    class Endless(MadeUp):
+        def sessions(self, seed: int) -> Iterator[Any]:
+            return endless()
+
+    with runner(Rival()) as one:
+        result = one.run(spec(workload=Endless([]), n_requests=10**9, cache=Cache.WARM))
+    assert result.partial
+    assert result.samples == ()
 
 
 def test_a_stop_ends_a_request_that_hangs() -> None:

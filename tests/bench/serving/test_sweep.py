@@ -186,7 +186,7 @@ def test_the_knee_of_runs_names_their_cache_and_what_it_gives() -> None:
     assert found is not None
     assert found.load == Load(rate_per_s=2.0)
     assert found.cache == "cold"
-    assert found.requests_per_s == pytest.approx(2.0)
+    assert found.requests_per_s == pytest.approx(20 / (1.0 + 19 * 0.5))
 
 
 def test_one_load_has_no_knee() -> None:
