@@ -26,11 +26,12 @@ _RATE_HELP = (
 )
 _DURATION_HELP = "No request of a run begins later than this (60, 90s, 5m); with --requests: whichever is first."
 _SLO_HELP = "Limits that make an answer good: ttft_p95=500ms,tpot_p95=60ms,error=0."
-_OUTPUT_HELP = "File for the whole result: JSON, or Markdown or HTML where it ends in .md or .html."
+OUTPUT_HELP = "File to write: a trace, or a result as JSON, or as Markdown or HTML where it ends in .md or .html."
+"""Of every verb's `-o`."""
 
 ReportForm: TypeAlias = Literal["text", "md", "json", "html"]
 Report: TypeAlias = Annotated[ReportForm | None, option("--format", metavar="text|md|json|html", help=FORMAT_HELP)]
-Output: TypeAlias = Annotated[Path | None, option("--output", "-o", metavar="FILE", help=_OUTPUT_HELP)]
+Output: TypeAlias = Annotated[Path | None, option("--output", "-o", metavar="FILE", help=OUTPUT_HELP)]
 
 
 @dataclass(frozen=True, slots=True)

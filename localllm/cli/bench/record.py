@@ -7,16 +7,16 @@ from typing import Annotated, TypeAlias
 
 import typer
 
+from localllm.cli.bench.options import OUTPUT_HELP
 from localllm.cli.failures import Manner, told
 from localllm.cli.options import option
 from localllm.cli.output import Notes
 
-_FILE_HELP = "File for the trace, JSON lines; it must not be there yet. Replay it: --workload replay:FILE."
 _KEEP_HELP = "Write prompts down as they are, not filler of the same length."
 _PORT_HELP = "Port to listen on, on this machine only; 0 = any that is free."
 
 RecordedUrl: TypeAlias = Annotated[str, typer.Argument(metavar="URL", help="Server to pass requests on to.")]
-TraceFile: TypeAlias = Annotated[Path, option("--output", "-o", metavar="FILE", help=_FILE_HELP)]
+TraceFile: TypeAlias = Annotated[Path, option("--output", "-o", metavar="FILE", help=OUTPUT_HELP)]
 KeepText: TypeAlias = Annotated[bool, option("--keep-text", help=_KEEP_HELP)]
 RecordPort: TypeAlias = Annotated[int, option("--proxy-port", min=0, max=65535, metavar="N", help=_PORT_HELP)]
 
@@ -25,7 +25,8 @@ def record(url: RecordedUrl, output: TraceFile, keep_text: KeepText = False, pro
     """Record requests through a local proxy.
 
     Point a client at the address that is printed: chat and text completions pass through unchanged, and become a
-    workload that `bench serve --workload replay:FILE` sends again. Ctrl-C ends it.
+    workload that `bench serve --workload replay:FILE` sends again. The file, which must not be there yet, holds a line
+    of JSON a request. Ctrl-C ends it.
     """
     with told(Manner()):
         exit_code = _record(url, output, keep_text, proxy_port)
