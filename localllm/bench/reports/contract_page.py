@@ -98,8 +98,10 @@ def _rules(document: Document) -> Table:
         for rule in document.get("rules") or ()
     ]
     has_why = any(row[-1] for row in rows)
-    head = ("rule", "found", "bound", "", "why")
-    return Table(head, tuple(rows), 1) if has_why else Table(head[:-1], tuple(row[:-1] for row in rows), 1)
+    head = ("rule", "found", "bound", "", "because")
+    if has_why:
+        return Table(head, tuple(rows), ends_in_words=True)
+    return Table(head[:-1], tuple(row[:-1] for row in rows))
 
 
 def _told(rule: Mapping[str, Any], value: Any) -> str:
@@ -113,6 +115,8 @@ def _no_ranking(document: Document) -> Iterator[str]:
     why = document.get("no_ranking")
     if why:
         yield str(why) if document.get("ranking") else f"There is no ranking. {why}"
+    entries = [entry for ranking in document.get("ranking") or () for entry in ranking["order"]]
+    yield from (f"Tied where marked so: {why}." for why in distinct(e["why"] for e in entries if e.get("why")))
 
 
 def _rankings(document: Document) -> Iterator[Table]:
@@ -122,14 +126,13 @@ def _rankings(document: Document) -> Iterator[Table]:
         where = ", ".join(str(ranking[key]) for key in ("model", "workload", "cache", "load") if ranking.get(key))
         rows = tuple(_ranked(by.name, place, entry) for place, entry in enumerate(ranking["order"], 1))
         head = ("", "candidate", by.name, "to the first", "95 % interval", "")
-        yield Table(head, rows, 2, f"{where}, by {by.name} ({better})")
+        yield Table(head, rows, 2, ends_in_words=True, caption=f"{where}, by {by.name} ({better})")
 
 
 def _ranked(by: str, place: int, entry: Mapping[str, Any]) -> Row:
     low, high, ratio = entry.get("low"), entry.get("high"), entry.get("ratio")
     interval = NONE if low is None or high is None or place == 1 else f"{low:.3f} to {high:.3f}"
-    why = f" ({entry['why']})" if entry.get("why") else ""
-    tied = f"tied with the first{why}" if entry.get("tied") and place > 1 else ""
+    tied = "tied with the first" if entry.get("tied") and place > 1 else ""
     factor = NONE if ratio is None else f"{ratio:.3f}"
     return str(place), str(entry["candidate"]), measured(by, entry.get("value")), factor, interval, tied
 
@@ -165,14 +168,18 @@ def _ready(candidate: Mapping[str, Any]) -> str:
 def _results(document: Document, cells: Sequence[Cell]) -> Iterator[Section]:
     """Yield a section a workload, a table a cache and load: a row each candidate."""
     n_used = {id(cell): n for cell, n in zip(cells, _used_told(document), strict=True)}
+    models = {str(one["name"]): str(one.get("model") or "") for one in document.get("candidates") or ()}
     for workload in distinct(cell.workload for cell in cells):
         of = [cell for cell in cells if cell.workload == workload]
         places = dict.fromkeys((cell.cache, str(cell.load)) for cell in of)
-        tables = [
-            _cell_table([c for c in of if (c.cache, str(c.load)) == place], n_used, f"{place[0]}, {place[1]}")
-            for place in places
+        by_place = {place: [c for c in of if (c.cache, str(c.load)) == place] for place in places}
+        measured = {place: found for place, found in by_place.items() if any(cell.used for cell in found)}
+        nothing = [
+            f"{', '.join(place)}: no round of any candidate counts." for place in places if place not in measured
         ]
-        yield Section(f"Results: {workload}", ("Times in milliseconds; medians over the rounds used.",), tuple(tables))
+        tables = [_cell_table(found, n_used, models, ", ".join(place)) for place, found in measured.items()]
+        units = ("Times in milliseconds; medians over the rounds used.",) if tables else ()
+        yield Section(f"Results: {workload}", (*units, *nothing), tuple(tables))
 
 
 def _used_told(document: Document) -> Iterator[str]:
@@ -180,11 +187,15 @@ def _used_told(document: Document) -> Iterator[str]:
         yield f"{cell.get('n_used', NONE)}/{len(cell.get('rounds', ()))}"
 
 
-def _cell_table(cells: Sequence[Cell], n_used: Mapping[int, str], caption: str) -> Table:
+def _cell_table(cells: Sequence[Cell], n_used: Mapping[int, str], models: Mapping[str, str], caption: str) -> Table:
+    of_model = [models.get(cell.candidate, "") for cell in cells]
     columns = [(title, name, [cell.value(name) for cell in cells]) for title, name in _COLUMNS]
     kept = [(title, [_cell(name, v) for v in found]) for title, name, found in columns if set(found) != {None}]
-    rows = tuple((cell.candidate, *(texts[i] for _, texts in kept), n_used[id(cell)]) for i, cell in enumerate(cells))
-    return Table(("candidate", *(title for title, _ in kept), "used"), rows, 1, caption)
+    columns_of_words = [[cell.candidate for cell in cells], *([of_model] if len(set(of_model)) > 1 else [])]
+    used = [n_used[id(cell)] for cell in cells]
+    head = (*("candidate", "model")[: len(columns_of_words)], "used", *(title for title, _ in kept))
+    rows = tuple(zip(*columns_of_words, used, *(texts for _, texts in kept), strict=True))
+    return Table(head, rows, len(columns_of_words), caption)
 
 
 def _cell(name: str, value: float | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from localllm.bench.reports.chart_table import chart_table
 from localllm.bench.reports.charts import Chart, Lines, Spreads
@@ -74,17 +74,18 @@ def _legend(chart: Chart) -> str:
 
 def _table(table: Table, classes: str = "") -> str:
     caption = f"<caption>{html_text(table.caption)}</caption>" if table.caption else ""
-    head = f"<thead>{_row(table.head, table.n_left, 'th')}</thead>" if any(table.head) else ""
-    rows = "".join(_row(row, table.n_left, "td") for row in table.rows)
+    head = f"<thead>{_row(table, table.head, 'th')}</thead>" if any(table.head) else ""
+    rows = "".join(_row(table, row, "td") for row in table.rows)
     return f'<div class="scroll"><table class="{classes}">{caption}{head}<tbody>{rows}</tbody></table></div>\n'
 
 
-def _row(row: Row, n_left: int, tag: str) -> str:
-    return f"<tr>{''.join(_cells(row, n_left, tag))}</tr>"
+def _row(table: Table, row: Row, tag: str) -> str:
+    return f"<tr>{''.join(_cells(table, row, tag))}</tr>"
 
 
-def _cells(row: Iterable[str], n_left: int, tag: str) -> Iterator[str]:
+def _cells(table: Table, row: Row, tag: str) -> Iterator[str]:
     for i, cell in enumerate(row):
-        kinds = [*(["n"] if i >= n_left else []), *(["good"] if cell in _GOOD else ["bad"] if cell in _BAD else [])]
+        kinds = [] if table.is_words(i) else ["n"]
+        kinds += ["good"] if cell in _GOOD else ["bad"] if cell in _BAD else []
         attribute = f' class="{" ".join(kinds)}"' if kinds else ""
         yield f"<{tag}{attribute}>{html_text(cell)}</{tag}>"

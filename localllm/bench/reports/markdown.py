@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from localllm.bench.reports.page import Page, Section, Table
 from localllm.bench.reports.safe import markdown_text
 
+MAX_PADDED = 60
+"""Columns are laid out to so many characters; a longer cell stands out of its column."""
+
 
 def markdown(page: Page) -> str:
     """Return the report: GitHub's Markdown, tables readable as text too."""
@@ -40,8 +43,8 @@ def _table(table: Table) -> str:
     columns = []
     for i, cells in enumerate(zip(table.head, *table.rows, strict=True)):
         texts = [markdown_text(cell) for cell in cells]
-        width = max(3, *map(len, texts))
-        is_left = i < table.n_left
+        width = min(max(3, *map(len, texts)), MAX_PADDED)
+        is_left = table.is_words(i)
         rule = "-" * width if is_left else "-" * (width - 1) + ":"
         laid = [cell.ljust(width) if is_left else cell.rjust(width) for cell in texts]
         columns.append([laid[0], rule, *laid[1:]])

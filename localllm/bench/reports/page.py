@@ -13,12 +13,20 @@ Row: TypeAlias = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Cells as text: `head` and rows of its length. The first `n_left` columns hold words, the rest numbers."""
+    """Cells as text: `head` and rows of its length.
+
+    The first `n_left` columns hold words, and the last where `ends_in_words`; the rest numbers.
+    """
 
     head: Row
     rows: tuple[Row, ...]
     n_left: int = 1
     caption: str = ""
+    ends_in_words: bool = False
+
+    def is_words(self, column: int) -> bool:
+        """Say whether a column holds words: they begin at its left, numbers end at its right."""
+        return column < self.n_left or (self.ends_in_words and column == len(self.head) - 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ REPLACEMENT = "�"
 _ENTITY = re.compile(r"&(?=#?\w+;)")
 _MARKS = re.compile(r"([\\`*\[\]|~])")
 _EDGE_UNDERSCORE = re.compile(r"(?<!\w)_|_(?!\w)")
-_BLOCK = re.compile(r"^(\s*)([#+=-]|\d+[.)])(?=\s|$|-|=)")
+_BLOCK = re.compile(r"^(\s*)([#+=-]|\d+[.)])(?=[\s#=-])")
 
 
 def one_line(text: str) -> str:

@@ -58,7 +58,8 @@ def _table(table: Table, width: int) -> Iterator[str]:
         return
     for columns in _blocks(widths, width):
         for row in (*heads, *rows):
-            yield _line([row[i] for i in columns], [widths[i] for i in columns], table.n_left)
+            laid = [row[i].ljust(widths[i]) if table.is_words(i) else row[i].rjust(widths[i]) for i in columns]
+            yield _GAP.join(laid).rstrip()
 
 
 def _blocks(widths: Sequence[int], width: int) -> Iterator[list[int]]:
@@ -74,11 +75,6 @@ def _blocks(widths: Sequence[int], width: int) -> Iterator[list[int]]:
 
 def _total(widths: Sequence[int]) -> int:
     return sum(widths) + len(_GAP) * (len(widths) - 1)
-
-
-def _line(row: Sequence[str], widths: Sequence[int], n_left: int) -> str:
-    pairs = enumerate(zip(row, widths, strict=True))
-    return _GAP.join(cell.ljust(size) if i < n_left else cell.rjust(size) for i, (cell, size) in pairs).rstrip()
 
 
 def _folded(head: Row, rows: Sequence[Row], width: int) -> list[Row]:

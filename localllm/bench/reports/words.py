@@ -88,6 +88,8 @@ def flat(found: Mapping[str, Any], prefix: str = "") -> Iterator[Row]:
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
             yield from flat(value, f"{name}.")
+        elif isinstance(value, (list, tuple)) and any(isinstance(item, Mapping) for item in value):
+            yield from flat({str(place): item for place, item in enumerate(value, 1)}, f"{name}.")
         elif value not in (None, "", [], ()):
             yield name, cut(", ".join(map(one_line, value)) if isinstance(value, (list, tuple)) else one_line(value))
 

@@ -141,3 +141,28 @@ def test_a_row_of_long_words_becomes_lines_of_its_own() -> None:
     lines = text(Page("t", sections=(Section("s", tables=(table,)),)), 60).splitlines()
     assert "a" in lines
     assert any(line.startswith("    ") and "serve" in line for line in lines)
+
+
+def test_candidates_of_several_models_are_told_apart() -> None:
+    made = contract(loads=(4,), n_rounds=1)
+    made["candidates"][2]["model"] = "smollm2:360m"
+    shown = render(made, "text", 120)
+    assert row(shown, "llama-server, best  smollm2:360m")[0] == "1/1"
+    assert row(render(contract(loads=(4,), n_rounds=1), "text"), "llama-server, best")[0] != "smollm2:360m"
+
+
+def test_a_cell_in_which_no_round_counts_says_so() -> None:
+    made = contract(loads=(4,), n_rounds=1)
+    for cell in made["cells"]:
+        if cell["cache"] == "cold":
+            cell["rounds"] = [found | {"disturbances": list(SWAPPED)} for found in cell["rounds"]]
+    shown = render(made, "text")
+    assert "cold, concurrency 4: no round of any candidate counts." in shown
+    assert "warm, concurrency 4:" in shown
+
+
+def test_a_single_servers_disturbed_runs_are_shown_with_a_warning() -> None:
+    runs = [made_up_run(1, resources=Resources(disturbances=SWAPPED))]
+    shown = render(serve_document(runs, fingerprint=FINGERPRINT), "html")
+    assert "Runs that are not to be used are drawn too." in shown
+    assert '<svg class="plot"' in shown
