@@ -173,11 +173,9 @@ def _results(document: Document, cells: Sequence[Cell]) -> Iterator[Section]:
         of = [cell for cell in cells if cell.workload == workload]
         places = dict.fromkeys((cell.cache, str(cell.load)) for cell in of)
         by_place = {place: [c for c in of if (c.cache, str(c.load)) == place] for place in places}
-        measured = {place: found for place, found in by_place.items() if any(cell.used for cell in found)}
-        nothing = [
-            f"{', '.join(place)}: no round of any candidate counts." for place in places if place not in measured
-        ]
-        tables = [_cell_table(found, n_used, models, ", ".join(place)) for place, found in measured.items()]
+        counted = {place: found for place, found in by_place.items() if any(cell.used for cell in found)}
+        nothing = [f"{', '.join(p)}: no round of any candidate counts." for p in places if p not in counted]
+        tables = [_cell_table(found, n_used, models, ", ".join(place)) for place, found in counted.items()]
         units = ("Times in milliseconds; medians over the rounds used.",) if tables else ()
         yield Section(f"Results: {workload}", (*units, *nothing), tuple(tables))
 
