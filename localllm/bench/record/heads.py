@@ -57,11 +57,11 @@ def to_upstream(request: h11.Request, host: str, n_body_bytes: int, *, is_record
     left_out = {*_OF_THE_HOP, *_named_by_connection(request.headers), b"origin"}
     if is_recorded:
         left_out.add(b"accept-encoding")
-    headers = [(b"Host", host.encode()), *_kept(request.headers.raw_items(), left_out), (b"Connection", b"close")]
+    headers = [(b"host", host.encode()), *_kept(request.headers.raw_items(), left_out), (b"connection", b"close")]
     if is_recorded:
-        headers.append((b"Accept-Encoding", b"identity"))
+        headers.append((b"accept-encoding", b"identity"))
     if n_body_bytes or request.method not in (b"GET", b"HEAD", b"OPTIONS", b"DELETE"):
-        headers.append((b"Content-Length", b"%d" % n_body_bytes))
+        headers.append((b"content-length", b"%d" % n_body_bytes))
     return headers
 
 
@@ -78,9 +78,9 @@ def refusal(error: LocalLLMError) -> tuple[h11.Response, bytes]:
     kind = "server_error" if error.http_status >= 500 else kind
     body = msgspec.json.encode({"error": {"message": message, "type": kind, "param": None, "code": error.code}})
     headers = [
-        (b"Content-Type", b"application/json"),
-        (b"Content-Length", b"%d" % len(body)),
-        (b"Connection", b"close"),
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        (b"connection", b"close"),
     ]
     return h11.Response(status_code=error.http_status, headers=headers), body
 
