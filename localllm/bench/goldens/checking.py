@@ -10,7 +10,8 @@ from typing import Any
 DRIFT_NATS = 0.8
 """Logprobs that differ by at most this are the same within drift.
 
-As far as other threads, batch shapes or neighbours in the cache move f16 logits, all being right.
+As far as other threads, batch shapes or attention kernels move them, all being right; another quantisation of
+weights or cache moves them further: docs/decisions/016-what-a-golden-takes-for-the-same.md.
 """
 
 
@@ -85,8 +86,10 @@ def _sentence(
     beyond = f"logprobs moved by up to {drift_nats:.2g} nats (drift is up to {DRIFT_NATS:g})"
     logprobs = beyond if Move.LOGPROBS in moves else within
     if text_at is not None:
-        near = "" if gap_nats is None else f", where the two likeliest were {gap_nats:.2g} nats apart"
-        return f"text moved at token {text_at} of {n_tokens}{near}; {logprobs}"
+        where = "" if gap_nats is None else f", where the two likeliest were {gap_nats:.2g} nats apart"
+        is_near = gap_nats is not None and gap_nats <= DRIFT_NATS and Move.LOGPROBS not in moves
+        near = " (a near tie, which drift decides)" if is_near else ""
+        return f"text moved at token {text_at} of {n_tokens}{where}{near}; {logprobs}"
     if Move.TEXT in moves:
         return f"the same tokens, written as another text; {logprobs}"
     return "same" if drift_nats == 0 else logprobs if moves else f"same, {within}"

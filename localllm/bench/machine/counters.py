@@ -34,7 +34,7 @@ def read_counters(cores: Collection[int], root: Path = Path("/"), system: str = 
     """Return the counters as they are now. `cores`: the usable ones. `root`: where proc and sys are mounted."""
     if system != "Linux":
         return _from_psutil()
-    busy_s, stolen_s, all_s = _cpu_times(root, cores)
+    busy_s, stolen_s, all_s = cpu_times(cores, root)
     swapped = dict(_swapped(root))
     return Counters(
         busy_s=busy_s,
@@ -64,7 +64,7 @@ def _from_psutil() -> Counters:
     return Counters(busy_s=busy_s, all_s=busy_s + times.idle, swapped_out_bytes=swap.used)
 
 
-def _cpu_times(root: Path, cores: Collection[int]) -> tuple[float | None, float | None, float | None]:
+def cpu_times(cores: Collection[int], root: Path = Path("/")) -> tuple[float, float, float] | tuple[None, None, None]:
     """Return seconds busy, stolen and in all, summed over `cores`; None where one of them is not listed."""
     busy = stolen = everything = n_found = 0
     for line in read_text(root / "proc/stat").splitlines():

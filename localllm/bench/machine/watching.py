@@ -14,7 +14,7 @@ from typing import Self
 
 from localllm.backends.cpu.probe import quota_cores
 from localllm.bench.machine import nvidia
-from localllm.bench.machine.counters import read_counters, usable_cores
+from localllm.bench.machine.counters import cpu_times, read_counters, usable_cores
 from localllm.bench.machine.disturbance import Span, Verdict, verdict
 from localllm.bench.machine.energy import Rapl
 from localllm.bench.machine.memory import MemoryPeak
@@ -65,7 +65,7 @@ class Watch:
         self._cores = usable_cores()
         self._quota_cores = quota_cores(root)
         self._server, self._own = Family(self._reader), Family(self._reader)
-        self._memory, self._energy = MemoryPeak(), Rapl(root)
+        self._memory = MemoryPeak()
         self._clock, self._cards = ClockSpeed(self._cores, root), NvidiaWatch()
         self._paces = _Paces()
         self._over = threading.Event()
@@ -77,8 +77,9 @@ class Watch:
     def __enter__(self) -> Self:
         since_s = self._reader.now_s()
         self._server_ledger, self._ours_ledger = CpuLedger(since_s), CpuLedger(since_s)
-        self._before = self._at_last_look = read_counters(self._cores, self._root)
+        self._before, self._energy = read_counters(self._cores, self._root), Rapl(self._root)
         self._begun_s = self._last_look_s = time.monotonic()
+        self._last_busy_s = self._before.busy_s or 0.0
         self._cards.start()
         self._try_look()
         self._thread.start()
@@ -140,11 +141,10 @@ class Watch:
     def _look_at_machine(self) -> None:
         self._energy.take()
         if self._clock.is_readable:
-            now, now_s = read_counters(self._cores, self._root), time.monotonic()
-            busy_s = (now.busy_s or 0.0) - (self._at_last_look.busy_s or 0.0)
-            if busy_s > _BUSY_CORES * (now_s - self._last_look_s):
+            busy_s, now_s = cpu_times(self._cores, self._root)[0] or 0.0, time.monotonic()
+            if busy_s - self._last_busy_s > _BUSY_CORES * (now_s - self._last_look_s):
                 self._clock.take()
-            self._at_last_look, self._last_look_s = now, now_s
+            self._last_busy_s, self._last_look_s = busy_s, now_s
 
     def _sum_up(self, readings: Sequence[nvidia.Reading]) -> Resources:
         after, elapsed_s = read_counters(self._cores, self._root), time.monotonic() - self._begun_s

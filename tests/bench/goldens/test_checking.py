@@ -27,6 +27,15 @@ def test_places_are_compared_up_to_the_first_token_that_differs() -> None:
     assert found.drift_nats == pytest.approx(0.3)
 
 
+def test_a_near_tie_is_said_to_be_one_where_logprobs_held() -> None:
+    tie = entry([10, 14], {10: -0.1, 12: -2.5, 13: -4.0}, {14: -0.6, 11: -0.8, 12: -4.0})
+    near = compare(entry([10, 11], {10: -0.1, 12: -2.5, 13: -4.0}, {11: -0.6, 14: -0.9, 12: -4.0}), tie)
+    assert near.sentence == (
+        "text moved at token 1 of 2, where the two likeliest were 0.3 nats apart (a near tie, which drift decides); "
+        "logprobs within 0.3 nats"
+    )
+
+
 def test_a_token_that_left_the_list_is_at_most_as_likely_as_its_last() -> None:
     new = entry([10, 11], {10: -0.1, 12: -2.5, 7: -3.9}, {11: -0.5, 12: -0.9, 14: -5.0})
     assert compare(OLD, new).drift_nats == pytest.approx(0.1)  # 13 was -4.0 and is below -3.9; 7 was below -4.0
