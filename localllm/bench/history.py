@@ -20,7 +20,7 @@ from typing import Any
 from localllm.bench import stats
 from localllm.bench.compare.cell import PERCENTILES, Cell, measure_named
 from localllm.bench.compare.read import cells_of_document
-from localllm.errors import LocalLLMError, Unavailable, UsageError
+from localllm.errors import Unavailable, UsageError
 from localllm.models.store import default_home
 
 VERSION = 1
@@ -64,10 +64,10 @@ class Entry:
     changes: Mapping[str, float]
 
 
-def remember(document: Mapping[str, Any], file: Path | None = None) -> str | None:
-    """Add what a document of `bench serve`, `run` or `engine` holds; return why that failed, in a sentence, or None.
+def remember(document: Mapping[str, Any], file: Path | None = None) -> None:
+    """Add what a document of `bench serve`, `run` or `engine` holds. `file`: where it was written.
 
-    `file`: where it was written. Never raises.
+    Raises: LocalLLMError where it cannot be kept, whatever the reason: a note, for the benchmark is done.
     """
     try:
         cells = _runs([cell for cell in cells_of_document(document, "") if _measures(cell)])
@@ -76,11 +76,8 @@ def remember(document: Mapping[str, Any], file: Path | None = None) -> str | Non
         if rows:
             with _opened(_path()) as base, base:
                 base.executemany(f"INSERT INTO run VALUES (NULL{', ?' * len(rows[0])})", rows)
-    except LocalLLMError as error:
-        return f"this run is not in the history: {error.message.rstrip('.')}"
     except (OSError, sqlite3.Error, ValueError) as error:
-        return f"this run is not in the history: {_reason(error)}"
-    return None
+        raise Unavailable(f"{_reason(error)}.", _way_out(_path())) from None
 
 
 def entries(model: str = "") -> list[Entry]:

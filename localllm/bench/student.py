@@ -20,7 +20,7 @@ def quantile(level: float, df: float) -> float:
     low, high = 0.0, 1.0
     while two_sided_p(high, df) > 1 - level:
         high *= 2
-    for _ in range(80):
+    for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if two_sided_p(middle, df) > 1 - level else (low, middle)
     return (low + high) / 2

@@ -8,6 +8,7 @@ else a stretch of consecutive requests, long against the time over which they ar
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import TypeAlias
@@ -19,20 +20,26 @@ Values: TypeAlias = NDArray[np.float64]
 Block: TypeAlias = Values
 """Values that are drawn together."""
 
-N_RESAMPLES = 2_000
+N_RESAMPLES = 1_000
 MOST_BLOCKS = 10
 FEWEST_BLOCKS = 4
 _LENGTHS_A_BLOCK = 2.5  # of the time over which requests are alike
 _FEWEST_TO_SEE_LIKENESS = 12
-_MAX_DISTINCT = 2_048
+_MAX_DISTINCT = 512
 _MAX_HELD = 1 << 22
 
 
 def n_blocks(of_requests: Sequence[Sequence[float]]) -> int:
-    """Return into how many blocks requests can be cut: one each for a few, at most MOST_BLOCKS."""
+    """Return into how many blocks requests can be cut: at most MOST_BLOCKS, fewer where neighbours are alike."""
     n = len(of_requests)
-    alike = likeness([float(np.median(values)) for values in of_requests if len(values)])
-    return min(n, max(FEWEST_BLOCKS, min(MOST_BLOCKS, int(n / (_LENGTHS_A_BLOCK * alike)))))
+    alike = likeness([middle(values) for values in of_requests if values])
+    most = MOST_BLOCKS if alike == 1 else int(n / (_LENGTHS_A_BLOCK * alike))
+    return min(n, max(FEWEST_BLOCKS, min(MOST_BLOCKS, most)))
+
+
+def middle(values: Sequence[float]) -> float:
+    """Return the median of a request's values, most often one alone."""
+    return values[0] if len(values) == 1 else statistics.median(values)
 
 
 def likeness(series: Sequence[float]) -> float:
@@ -67,13 +74,12 @@ def whole(of_requests: Sequence[Sequence[float]]) -> Block:
     return _joined(of_requests)
 
 
-def draws(n: int, seed: int) -> NDArray[np.int64]:
-    """Return how often each of `n` blocks is drawn, with replacement: int64 [N_RESAMPLES, n]."""
-    drawn: NDArray[np.int64] = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=N_RESAMPLES)
-    return drawn
+def draws(n: int, seed: int) -> Values:
+    """Return how often each of `n` blocks is drawn, with replacement: whole numbers, float64 [N_RESAMPLES, n]."""
+    return np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=N_RESAMPLES).astype(np.float64)
 
 
-def resampled(blocks: Sequence[Block], percent: float | None, drawn: NDArray[np.int64]) -> Values:
+def resampled(blocks: Sequence[Block], percent: float | None, drawn: Values) -> Values:
     """Return the percentile (None: the mean) of what each draw holds: float64 [N_RESAMPLES], nan for nothing."""
     return _means(blocks, drawn) if percent is None else _percentiles(blocks, percent, drawn)
 
@@ -82,7 +88,7 @@ def _joined(of_requests: Sequence[Sequence[float]]) -> Values:
     return np.asarray([value for values in of_requests for value in values], dtype=np.float64)
 
 
-def _means(blocks: Sequence[Block], drawn: NDArray[np.int64]) -> Values:
+def _means(blocks: Sequence[Block], drawn: Values) -> Values:
     sums = np.asarray([float(block.sum()) for block in blocks])
     counts = np.asarray([len(block) for block in blocks], dtype=np.float64)
     n = drawn @ counts
@@ -90,7 +96,7 @@ def _means(blocks: Sequence[Block], drawn: NDArray[np.int64]) -> Values:
     return means
 
 
-def _percentiles(blocks: Sequence[Block], percent: float, drawn: NDArray[np.int64]) -> Values:
+def _percentiles(blocks: Sequence[Block], percent: float, drawn: Values) -> Values:
     """Count how often each distinct value is drawn, instead of sorting each draw."""
     distinct = _distinct(np.concatenate(list(blocks)))
     counts = np.zeros((len(blocks), len(distinct)))
@@ -104,15 +110,22 @@ def _percentiles(blocks: Sequence[Block], percent: float, drawn: NDArray[np.int6
 def _weighted(distinct: Values, weights: Values, percent: float) -> Values:
     """Return the percentile of `distinct`, each as often as its weight says: numpy's "linear", a row a draw."""
     up_to = np.cumsum(weights, axis=1)
-    n = up_to[:, -1]
+    n = up_to[:, -1].copy()
+    # One search serves all rows: each is lifted above the one before it.
+    lift = np.arange(len(weights)) * (n.max() + 1)
+    up_to += lift[:, np.newaxis]
+    firsts = np.arange(len(weights)) * len(distinct)
+
+    def at(place: Values) -> Values:
+        index = np.searchsorted(up_to.ravel(), place + lift, side="right") - firsts
+        found: Values = distinct[np.minimum(index, len(distinct) - 1)]
+        return found
+
     place = np.maximum(n - 1, 0) * (percent / 100)
     below = np.floor(place)
-    above = np.minimum(below + 1, np.maximum(n - 1, 0))
-    last = len(distinct) - 1
-    low = distinct[np.minimum((up_to <= below[:, np.newaxis]).sum(axis=1), last)]
-    high = distinct[np.minimum((up_to <= above[:, np.newaxis]).sum(axis=1), last)]
-    found: Values = np.where(n > 0, low + (high - low) * (place - below), np.nan)
-    return found
+    low, high = at(below), at(np.minimum(below + 1, np.maximum(n - 1, 0)))
+    between: Values = np.where(n > 0, low + (high - low) * (place - below), np.nan)
+    return between
 
 
 def _distinct(values: Values) -> Values:

@@ -83,7 +83,7 @@ class _Side:
 
     @property
     def medians(self) -> list[float]:
-        return [float(np.median(values)) for values in self.requests if values]
+        return [blocks.middle(values) for values in self.requests if values]
 
 
 def changed(of: Measure, a: Cell, b: Cell) -> Change | None:
@@ -156,9 +156,9 @@ def _of_samples(of: Measure, a: _Side, b: _Side, percent: float | None, *, may_p
 def _paired_blocks(a: _Side, b: _Side) -> tuple[list[Block], list[Block]]:
     """Return both sides cut at the same requests, by how alike neighbours are in what changed."""
     ratios = [
-        (float(np.median(new)) / float(np.median(old)),)
+        (blocks.middle(new) / blocks.middle(old),)
         for old, new in zip(a.requests, b.requests, strict=True)
-        if old and new and np.median(old) > 0
+        if old and new and blocks.middle(old) > 0
     ]
     n = min(blocks.n_blocks(ratios) if ratios else 1, len(a.requests))
     return blocks.cut(a.requests, n), blocks.cut(b.requests, n)

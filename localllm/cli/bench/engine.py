@@ -8,7 +8,7 @@ from localllm.cli.bench.options import FORMAT_HELP
 from localllm.cli.failures import AfterOutput, Manner, told
 from localllm.cli.options import Json, LoadFlags, ModelOrVerb, option
 from localllm.cli.output import Answer, Notes
-from localllm.errors import UsageError
+from localllm.errors import LocalLLMError, UsageError
 
 Form: TypeAlias = Literal["md", "json", "jsonl", "csv"]
 Format: TypeAlias = Annotated[Form | None, option("--format", metavar="md|json|jsonl|csv", help=FORMAT_HELP)]
@@ -55,8 +55,10 @@ def _engine(model: str | None, form: Form, load: LoadFlags) -> None:
             notes.clear()
     report = recorder.report(partial=stopped is not None)
     out.write(render(report, form))
-    if unkept := remember(document(report)):
-        notes.say(unkept)
+    try:
+        remember(document(report))
+    except LocalLLMError as error:
+        notes.say(f"note: not kept for `localllm bench history`: {error}")
     if stopped is not None:
         notes.say("interrupted: this is what was measured until then")
         raise AfterOutput(stopped)
