@@ -74,7 +74,7 @@ class Judge:
     def _missing(self, rule: Rule, name: str, key: Key | None) -> str:
         standing = self._standings[name]
         if standing.left_out:
-            return standing.left_out
+            return f"{name} is {standing.left_out}"
         if key is None:
             return f"{name} was not started"
         return f"{name}, {', '.join(key)}: {_why(self._measured, standing, key, rule.measure.name)}"

@@ -87,8 +87,8 @@ class ContractRun:
             yield
         except LocalLLMError as error:
             self._failures.append(error)
-            standing.left_out = f"{standing.candidate.name} was left out {when}: {error.message}"
-            self._told.say(standing.left_out)
+            standing.left_out = f"left out {when}: {error.message}"
+            self._told.say(f"{standing.candidate.name} is {standing.left_out}")
 
     def _examine(self, standing: Standing) -> None:
         """Start a candidate once, and find out how it answers."""

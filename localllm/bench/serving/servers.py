@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from types import TracebackType
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import psutil
 
@@ -134,11 +134,10 @@ class StartedServer:
         began_s = time.monotonic()
         try:
             self._tree = self._spawned()
-            self._await_ready(self._tree, began_s + self._starting.ready_timeout_s)
+            self._ready_s = self._await_ready(self._tree, began_s + self._starting.ready_timeout_s) - began_s
         except BaseException:
             self.stop()
             raise
-        self._ready_s = time.monotonic() - began_s
 
     def restart(self) -> None:
         """Stop it and start it again, on another port. Raises as `start`."""
@@ -156,20 +155,22 @@ class StartedServer:
             return ProcessTree(words, self._starting.environment(self._port), self._starting.folder)
         except (FileNotFoundError, NotADirectoryError):
             raise UsageError(
-                f"{self.name}: there is no program {words[0]}.", f"install it, or give its path: {pasteable(*words)}"
+                f"There is no program {words[0]}.", f"install it, or give its path: {pasteable(*words)}"
             ) from None
         except PermissionError:
-            raise UsageError(f"{self.name}: {words[0]} may not be run.", pasteable("chmod", "+x", words[0])) from None
+            raise UsageError(f"{words[0]} may not be run.", pasteable("chmod", "+x", words[0])) from None
         except (OSError, ValueError) as error:
-            raise UsageError(f"{self.name}: {words[0]} cannot be run: {error}.", pasteable(*words)) from None
+            raise UsageError(f"{words[0]} cannot be run: {error}.", pasteable(*words)) from None
 
-    def _await_ready(self, tree: ProcessTree, give_up_s: float) -> None:
+    def _await_ready(self, tree: ProcessTree, give_up_s: float) -> float:
+        """Return when it was seen to answer."""
         while time.monotonic() < give_up_s:
             code = tree.exit_code()
             if code is not None:
                 raise self._ended(tree, code)
-            if _is_ready(self._port, self._starting.key) and tree.exit_code() is None and self._is_answering(tree):
-                return
+            is_ready, seen_s = _is_ready(self._port, self._starting.key), time.monotonic()
+            if is_ready and tree.exit_code() is None and self._is_answering(tree):
+                return seen_s
             time.sleep(_POLL_S)
         raise ServerUnreachable(
             f"{self.name} did not answer within {self._starting.ready_timeout_s:g} s: {_words(tree)}",
@@ -198,7 +199,7 @@ class StartedServer:
 class GivenServer:
     """A server that runs already, somewhere; it is left alone.
 
-    Its processes are known where it listens on loopback and they are ours to see.
+    Its processes are known where it listens on loopback, now, and they are ours to see.
     """
 
     def __init__(self, url: str, name: str = "") -> None:
@@ -206,12 +207,10 @@ class GivenServer:
         self.name = name or url
         self.ready_s: float | None = None
         self.can_restart = False
-        self._listening: list[psutil.Process] | None = None
+        self._listening = _local_listeners(url)
 
     def pids(self) -> tuple[int, ...]:
         """Return the processes that listen on its port, with their descendants; () where they cannot be told."""
-        if self._listening is None:
-            self._listening = _local_listeners(self.url)
         found: dict[int, None] = {}
         for process in self._listening:
             with suppress(psutil.Error):
@@ -278,14 +277,17 @@ def _words(tree: ProcessTree) -> str:
 
 
 def _local_listeners(url: str) -> list[psutil.Process]:
-    target = urlsplit(url if "//" in url else f"http://{url}")
-    host, port = target.hostname or "", Target.of_url(url).port
-    is_local = host == "localhost"
+    try:
+        target = Target.of_url(url.partition("?")[0])
+    except (UsageError, ValueError):
+        return []  # who asks it for something will say so
+    is_local = target.host == "localhost"
     with suppress(ValueError):
-        address = ipaddress.ip_address(host)
+        address = ipaddress.ip_address(target.host)
         is_local = address.is_loopback or address.is_unspecified
     if not is_local:
         return []
+    port = target.port
     return [process for process in listeners(port) if _name(process) not in _FORWARDERS]
 
 

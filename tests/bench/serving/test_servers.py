@@ -119,7 +119,7 @@ def test_a_server_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
 
 
 def test_a_command_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="there is no program no-such-server"):
+    with pytest.raises(UsageError, match="There is no program no-such-server"):
         StartedServer(Starting("x", ("no-such-server", "{port}"))).start()
 
 
