@@ -130,7 +130,8 @@ class Run:
         if n_sent:
             n_whole = n_whole_in(salted, beginnings)
             repeated = f"; {n_whole} of them whole, as later turns repeat them" if n_whole else ""
-            told = f"what {len(salted)} requests begin with was sent before, in {n_sent} requests{repeated}"
+            how = f"in {n_sent} request{'s' * (n_sent != 1)}"
+            told = f"what {len(salted)} requests begin with was sent before, {how}{repeated}"
             self.notes.append(told)
 
     async def warm_up(self) -> None:

@@ -58,6 +58,8 @@ async def _try(
 ) -> str:
     """Return why these asks of one kind are not done; "" where they are, or where that was not found out."""
     salted = each_its_own()
+    if asks[0].suffix is not None and await _ignores_suffix(client, endpoint, salted(asks[0])):
+        return "the server takes a suffix and does nothing with it"
     problems: list[str] = []
     tries = [asks[i % len(asks)] for i in range(N_TRIES)]
     for ask in tries:
@@ -76,6 +78,17 @@ async def _try(
             return ""
         problems.append(problem)
     return problems[0]
+
+
+async def _ignores_suffix(client: Client, endpoint: Endpoint, ask: Ask) -> bool:
+    """Say whether a prompt is no longer for the text that is to come after the answer."""
+    n_tokens: list[int] = []
+    for suffix in (ask.suffix, None):
+        outcome = await client.send(call_of(replace(ask, suffix=suffix, max_tokens=1), endpoint, fills_length=False))
+        if outcome.end is not End.ANSWER or outcome.prompt_tokens is None:
+            return False
+        n_tokens.append(outcome.prompt_tokens)
+    return n_tokens[0] <= n_tokens[1]
 
 
 def _full_answer_s(ask: Ask, outcome: Outcome) -> float:

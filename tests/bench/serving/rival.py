@@ -34,6 +34,7 @@ class Rival:
     lists_to_anybody: bool = False
     answer: str | None = None
     calls_tools: bool = False
+    heeds_suffix: bool = False
     fault: Fault | None = None
     routes: dict[str, Any] = field(default_factory=dict)
     asked: list[dict[str, Any]] = field(default_factory=list)
@@ -82,7 +83,8 @@ class Rival:
             await self._piece(piece, reply)
         reason = "length" if self.answer is None and n_tokens == fields["max_tokens"] else "stop"
         await reply.finish("tool_calls" if self.calls_tools else reason)
-        usage = {"prompt_tokens": 10, "completion_tokens": n_tokens, "total_tokens": 10 + n_tokens}
+        n_prompt = 15 if self.heeds_suffix and fields.get("suffix") else 10
+        usage = {"prompt_tokens": n_prompt, "completion_tokens": n_tokens, "total_tokens": n_prompt + n_tokens}
         await reply.end_stream(usage=usage if self.tells_usage else None)
 
     async def _piece(self, piece: str, reply: Reply) -> None:

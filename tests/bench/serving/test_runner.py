@@ -501,11 +501,13 @@ def test_what_the_api_has_no_field_for_is_unsupported_without_asking() -> None:
 
 def test_texts_to_complete_are_measured_too() -> None:
     asks = [(Ask("fim", 4, prompt=f"def f{n}(\n    ", suffix="return x"),) for n in range(8)]
-    rival = Rival()
+    rival = Rival(heeds_suffix=True)
     with runner(rival, "openai-completions") as one:
         result = one.run(spec(workload=MadeUp(asks)))
     assert len(result.samples) == 6
     assert set(rival.paths[-6:]) == {"/v1/completions"}
+    assert [body["suffix"] for body in rival.asked[-6:]] == ["return x"] * 6
+    assert "takes a suffix" in run(Rival(), workload=MadeUp(asks)).unsupported
 
 
 # --- what is told
