@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from localllm.bench.client.calls import Target
-from proof.serving import get
+from localllm.bench.serving.servers import StartedServer, Starting
 
 START_TIMEOUT_S = 120.0
 KV_TYPE_NUMBERS = {"f16": 1, "q4_0": 2, "q8_0": 8}
@@ -122,41 +119,15 @@ def python_server(folder: Path | None, wanted: Wanted, port: int, config: Path) 
 
 
 @contextlib.contextmanager
-def running(peer: Peer, wanted: Wanted, port: int, log: Path) -> Iterator[Target]:
-    """Start a peer, wait until it answers, and end it. Raises PeerFailed."""
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            peer.command, env={**wanted.environment, **peer.variables}, stdin=subprocess.DEVNULL, stdout=out, stderr=out
-        )
-    try:
-        target = Target("127.0.0.1", port)
-        _await(peer, process, target, log)
-        yield target
-    finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-class PeerFailed(Exception):
-    """A peer did not start; the message ends with what it said."""
-
-
-def _await(peer: Peer, process: subprocess.Popen[bytes], target: Target, log: Path) -> None:
-    ends_s = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < ends_s and process.poll() is None:
-        if get(target, "/v1/models").status == 200 and get(target, "/health").status in (200, 404):
-            return
-        time.sleep(0.2)
-    said = re.sub(r"\s+", " ", log.read_text(encoding="utf-8", errors="replace")[-400:])
-    raise PeerFailed(f"{peer.name} did not start: {said}")
-
-
-def free_port() -> int:
-    """Return a port that is free now."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+def running(peer: Peer, wanted: Wanted, port: int) -> Iterator[Target]:
+    """Start a peer, wait until it answers, and end it. Raises LocalLLMError with what it said where it does not."""
+    starting = Starting(
+        peer.name,
+        peer.command,
+        variables=peer.variables,
+        environment=wanted.environment,
+        port=port,
+        ready_timeout_s=START_TIMEOUT_S,
+    )
+    with StartedServer(starting) as server:
+        yield Target.of_url(server.url)

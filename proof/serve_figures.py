@@ -22,13 +22,15 @@ from typing import Any
 from localllm import compose
 from localllm.backends.llamacpp.bare import BareLoop
 from localllm.bench.machine import fingerprint
+from localllm.bench.serving.servers import free_port
+from localllm.errors import LocalLLMError
 from localllm.models.catalog import DEFAULT_ALIAS
 from localllm.runtime.config import LoadConfig, RuntimeConfig
 from localllm.runtime.service import Service
 from proof import crowds
 from proof.figures import BARE, ENGINE, OURS, Figure, Turns, burst_figures, samples, table
 from proof.output import MEASURED, header, model_path, tell, write_json
-from proof.peers import Peer, PeerFailed, Wanted, free_port, llama_server, python_server, running
+from proof.peers import Peer, Wanted, llama_server, python_server, running
 from proof.processes import leave_nothing_when_terminated
 from proof.prompts import token_prompts
 from proof.serving import Serving
@@ -86,8 +88,8 @@ def opened(plan: Plan, folder: Path) -> Iterator[tuple[Serving, Service, list[Si
                 left_out[peer.name] = peer.left_out
                 continue
             try:
-                target = stack.enter_context(running(peer, wanted, port, folder / f"{port}.log"))
-            except PeerFailed as error:
+                target = stack.enter_context(running(peer, wanted, port))
+            except LocalLLMError as error:
                 left_out[peer.name] = str(error)
             else:
                 sides.append(HttpSide(peer.name, target, fields))

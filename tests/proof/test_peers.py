@@ -4,7 +4,7 @@ import json
 import os
 from pathlib import Path
 
-from proof.peers import Wanted, free_port, llama_server, python_server
+from proof.peers import Wanted, llama_server, python_server
 
 SETTINGS = {
     "n_ctx": 8192,
@@ -58,7 +58,3 @@ def test_what_is_missing_is_told(tmp_path: Path) -> None:
     assert "not there" in python_server(tmp_path, WANTED, 1, tmp_path / "c").left_out
     (built(tmp_path) / "site" / "fastapi" / "__init__.py").write_text("raise ImportError")
     assert "pip install --target" in python_server(tmp_path, WANTED, 1, tmp_path / "c").left_out
-
-
-def test_a_free_port_is_free() -> None:
-    assert 1024 < free_port() < 65536

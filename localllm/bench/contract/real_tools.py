@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from localllm.bench.client.calibrate import calibrate
@@ -23,11 +24,16 @@ from localllm.bench.serving.servers import OURS, GivenServer, StartedServer, Sta
 
 @dataclass(frozen=True, slots=True)
 class RealTools:
-    """Servers, client and machine as they are. `key`: sent to servers that are given by their URL, to no other."""
+    """Servers, client and machine as they are.
+
+    `key`: sent to servers that are given by their URL, to no other. `environment`: what candidates
+    get, as it was before a library that is loaded here could set what its threads do.
+    """
 
     contract: Contract
     models: Mapping[str, FoundModel]
     key: str | None = None
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
     @contextmanager
     def start(self, candidate: Candidate) -> Iterator[Running]:
@@ -40,6 +46,7 @@ class RealTools:
             command=candidate.command,
             model=self.models[candidate.model.name].argument,
             variables=candidate.variables,
+            environment=self.environment,
             serves=candidate.serves,
             folder=self.contract.folder,
             ready_timeout_s=self.contract.ready_timeout_s,

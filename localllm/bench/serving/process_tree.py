@@ -27,7 +27,7 @@ class ProcessTree:
     FileNotFoundError, PermissionError, OSError where the program cannot be started.
     """
 
-    def __init__(self, command: Sequence[str], variables: Mapping[str, str], folder: Path | None) -> None:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], folder: Path | None) -> None:
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `end`)
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
@@ -35,7 +35,7 @@ class ProcessTree:
         self._failure: BaseException | None = None
         self._has_ended = False
         # A signal's handler may raise in the main thread at any point: in a thread no child can get lost.
-        starter = threading.Thread(target=self._start, args=(command, variables, folder), name="localllm-start")
+        starter = threading.Thread(target=self._start, args=(command, environment, folder), name="localllm-start")
         starter.start()
         try:
             starter.join()
@@ -46,12 +46,12 @@ class ProcessTree:
             self.end(terminate_s=0.0)
             raise
 
-    def _start(self, command: Sequence[str], variables: Mapping[str, str], folder: Path | None) -> None:
+    def _start(self, command: Sequence[str], environment: Mapping[str, str], folder: Path | None) -> None:
         try:
             self._process = subprocess.Popen(
                 list(command),
                 cwd=folder,
-                env={**os.environ, **variables},
+                env=dict(environment),
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 import socket
 import sys
@@ -40,15 +41,18 @@ class Starting:
     """How a server is started.
 
     `command`: words; "localllm" as the first is this program. `variables` are set in its
-    environment, which is ours else. In both {port} and {model} stand for a free port and the model
-    (a path or a name). `serves`: which of its models is meant, where it lists several. `folder`:
-    where it runs. `key`: the bearer key it asks for.
+    environment, which is `environment` else (None = ours as it is then). In both {port} and {model}
+    stand for its port and the model (a path or a name). `port` 0: a free one at each start.
+    `serves`: which of its models is meant, where it lists several. `folder`: where it runs. `key`:
+    the bearer key it asks for.
     """
 
     name: str
     command: tuple[str, ...]
     model: str = ""
     variables: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] | None = None
+    port: int = 0
     serves: str = ""
     folder: Path | None = None
     key: str | None = None
@@ -64,9 +68,10 @@ class Starting:
         words = [self._filled(word, port) for word in self.command]
         return [sys.executable, "-m", OURS, *words[1:]] if self.is_ours else words
 
-    def environment(self, port: int) -> dict[str, str]:
-        """Return the variables for a port."""
-        return {name: self._filled(value, port) for name, value in self.variables.items()}
+    def whole_environment(self, port: int) -> dict[str, str]:
+        """Return the environment for a port."""
+        ours = os.environ if self.environment is None else self.environment
+        return {**ours, **{name: self._filled(value, port) for name, value in self.variables.items()}}
 
     def _filled(self, text: str, port: int) -> str:
         known = {"port": str(port), "model": self.model}
@@ -130,7 +135,7 @@ class StartedServer:
         where it ends or does not answer in time; of our own server, what it says when it refuses.
         """
         self.stop()
-        self._port, self._ready_s = free_port(), None
+        self._port, self._ready_s = self._starting.port or free_port(), None
         began_s = time.monotonic()
         try:
             self._tree = self._spawned()
@@ -140,7 +145,7 @@ class StartedServer:
             raise
 
     def restart(self) -> None:
-        """Stop it and start it again, on another port. Raises as `start`."""
+        """Stop it and start it again, on another free port. Raises as `start`."""
         self.start()
 
     def stop(self) -> None:
@@ -152,7 +157,7 @@ class StartedServer:
     def _spawned(self) -> ProcessTree:
         words = self._starting.words(self._port)
         try:
-            return ProcessTree(words, self._starting.environment(self._port), self._starting.folder)
+            return ProcessTree(words, self._starting.whole_environment(self._port), self._starting.folder)
         except (FileNotFoundError, NotADirectoryError):
             raise UsageError(
                 f"There is no program {words[0]}.", f"install it, or give its path: {pasteable(*words)}"

@@ -157,9 +157,11 @@ def test_a_key_is_sent_where_the_server_asks_for_one(tmp_path: Path) -> None:
 
 
 def test_placeholders_are_filled_in_words_and_variables(tmp_path: Path) -> None:
-    starting = Starting("x", ("s", "-m={model}", "{port}", '{"a":1}'), model="/m", variables={"HOST": "h:{port}"})
+    command, variables = ("s", "-m={model}", "{port}", '{"a":1}'), {"HOST": "h:{port}"}
+    starting = Starting("x", command, model="/m", variables=variables, environment={"A": "{port}"})
     assert starting.words(5) == ["s", "-m=/m", "5", '{"a":1}']
-    assert starting.environment(5) == {"HOST": "h:5"}
+    assert starting.whole_environment(5) == {"A": "{port}", "HOST": "h:5"}
+    assert Starting("x", command).whole_environment(5) == dict(os.environ)
     assert Starting("x", ("localllm", "serve")).words(5) == [sys.executable, "-m", "localllm", "serve"]
 
 
