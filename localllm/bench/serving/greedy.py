@@ -55,6 +55,16 @@ def parting(one: Greedy, other: Greedy) -> Parting | None:
     return Parting(n_same, is_near_tie)
 
 
+def is_nearly(known: Greedy, text: str) -> bool:
+    """Say whether a text that came without logprobs is the known answer, or parts from it at a near tie."""
+    at = 0
+    for step in known.steps:
+        if not text.startswith(step.token, at):
+            return any(near and text.startswith(near, at) for near in step.near)
+        at += len(step.token)
+    return text == known.text
+
+
 def greedy_of(body: Any) -> Greedy | None:
     """Return the answer in a body of either API; None where there is none."""
     choices = as_list(as_dict(body).get("choices"))

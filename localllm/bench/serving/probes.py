@@ -16,7 +16,7 @@ from localllm.bench.serving import probe_asks as asks
 from localllm.bench.serving.asking import Reply
 from localllm.bench.serving.asking import ask as ask_whole
 from localllm.bench.serving.endpoint import Endpoint
-from localllm.bench.serving.greedy import Greedy, greedy_of, parting
+from localllm.bench.serving.greedy import Greedy, greedy_of, is_nearly, parting
 from localllm.bench.serving.probed import Difference, Honour, Probes, differences
 from localllm.bench.serving.wire import CHAT, COMPLETIONS, SEED, call_of, cannot_send, is_valid
 from localllm.bench.workloads.ask import Ask, Message
@@ -204,18 +204,22 @@ class _Prober:
     async def _streamed(self) -> tuple[bool | None, bool]:
         """Say whether a stream has the text of the whole answer, and whether it tells its usage.
 
-        The whole answer is asked for after it, so that both find the same in a cache; once more where they differ.
+        The whole answer is asked for after it, and both once more where they differ: the first of them may find
+        less in a cache, which is reason enough to part at a near tie.
         """
         is_same, has_usage = None, False
         for _ in range(2):
             streamed = await self._send(
                 "a stream", _user(asks.GREEDY[0]), asks.GREEDY_TOKENS, stream=True, stream_options=_USAGE
             )
-            whole = await self._send("a whole answer", _user(asks.GREEDY[0]), asks.GREEDY_TOKENS)
-            if streamed.end is not End.ANSWER or whole.end is not End.ANSWER:
+            whole = await self._answer("a whole answer", asks.GREEDY[0], asks.GREEDY_TOKENS)
+            if streamed.end is not End.ANSWER or whole is None:
                 return None, has_usage
             has_usage = streamed.prompt_tokens is not None and streamed.completion_tokens is not None
-            is_same = streamed.text == whole.text and _reason(streamed) == _reason(whole)
+            if streamed.text == whole.text:
+                is_same = _reason(streamed) == whole.finish_reason
+            else:
+                is_same = is_nearly(whole, streamed.text)
             if is_same:
                 break
         return is_same, has_usage
