@@ -19,7 +19,7 @@ import pytest
 import localllm.cli.bench.contract as command
 from localllm.bench.contract.file import parse_contract
 from localllm.bench.contract.shipped import NAMES
-from localllm.errors import ModelNotFound, ServerUnreachable
+from localllm.errors import LocalLLMError, ModelNotFound, ServerUnreachable
 from tests.bench.contract.stand_ins import TWO, FakeRuns, FakeTools
 from tests.cli.conftest import Result
 
@@ -207,11 +207,16 @@ def test_ctrl_c_while_a_server_starts_keeps_what_there_is(cli: Cli, folder: Path
     assert tools.n_runs == {"A": 1}
 
 
-def test_the_key_goes_to_servers_given_by_their_url_alone(
+def test_the_key_is_taken_out_of_the_environment_that_candidates_get(
     cli: Cli, folder: Path, tools: FakeTools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys: list[Any] = []
-    monkeypatch.setattr(command, "RealTools", lambda contract, models, key: keys.append(key) or tools)
+
+    def made(contract: Any, models: Any, key: Any) -> FakeTools:
+        keys.append(key)
+        return tools
+
+    monkeypatch.setattr(command, "RealTools", made)
     monkeypatch.setenv("LOCALLLM_API_KEY", "secret-enough")
     assert cli("bench", "run", str(contract(folder))).code == 0
     assert keys == ["secret-enough"]
@@ -295,3 +300,17 @@ def _holds(what: Callable[[], bool]) -> bool:
         return what()
     except psutil.Error:
         return False
+
+
+def test_a_result_that_cannot_be_written_goes_to_stdout_all_the_same(
+    cli: Cli, folder: Path, tools: FakeTools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise LocalLLMError("Cannot write contract-result.json: No space left on device.")
+
+    monkeypatch.setattr("localllm.cli.bench.destination.Destination.write", full)
+    done = cli("bench", "run", str(contract(folder)), "--json")
+    assert done.code == 1
+    assert not done.json()["partial"]
+    assert done.err.count("note: Cannot write") == 1
+    assert "error: Cannot write" in done.err

@@ -22,7 +22,6 @@ class Standing:
     fills_length: bool = False
     notes: tuple[str, ...] = ()
     left_out: str = ""
-    url: str = ""
     unsupported: dict[Key, str] = field(default_factory=dict)
 
 

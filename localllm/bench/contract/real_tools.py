@@ -20,6 +20,7 @@ from localllm.bench.serving.probes import differences, probe
 from localllm.bench.serving.runner import Runner
 from localllm.bench.serving.running import Running
 from localllm.bench.serving.servers import OURS, GivenServer, StartedServer, Starting, chosen
+from localllm.errors import LocalLLMError
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +70,14 @@ class RealTools:
 
     def fingerprint(self) -> dict[str, Any]:
         """Return what this is measured on, with every model that is known here."""
-        infos = [found.info for found in self.models.values() if found.info is not None]
+        infos = {name: found.info for name, found in self.models.items() if found.info is not None}
+        known = {"models": [{"contract_name": name, **fingerprint.model(info)} for name, info in infos.items()]}
+        only = next(iter(infos.values())) if len(infos) == 1 else None
         is_ours = any(candidate.command[:1] == (OURS,) for candidate in self.contract.candidates)
-        found = fingerprint.begin(infos[0] if len(infos) == 1 else None, native=is_ours)
-        return found | {"models": [fingerprint.model(info) for info in infos]}
+        try:
+            return fingerprint.begin(only, native=is_ours) | known
+        except LocalLLMError:  # no native library: ours will say so when it is started
+            return fingerprint.begin(only) | known
 
     def calibration(self) -> Any:
         """Return the client's own part in what it measures."""

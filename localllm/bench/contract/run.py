@@ -62,8 +62,7 @@ class ContractRun:
     def run(self) -> None:
         """Measure everything. Raises KeyboardInterrupt where a signal ended it; the document says what there is."""
         self._outcome.fingerprint = self._tools.fingerprint()
-        self._told.progress("the client's own overhead", 0, 0)
-        self._outcome.calibration = self._tools.calibration()
+        self._calibrate()
         for standing in self._standings:
             with self._leaving_out(standing, "at its first start"):
                 self._examine(standing)
@@ -76,6 +75,13 @@ class ContractRun:
                 self._told.saved(self.document())
         fingerprint.end(self._outcome.fingerprint)
         self._outcome.partial = False
+
+    def _calibrate(self) -> None:
+        self._told.progress("the client itself", 0, 0)
+        try:
+            self._outcome.calibration = self._tools.calibration()
+        except LocalLLMError as error:
+            self._told.say(f"the client's own overhead was not measured: {error.message}")
 
     def _remaining(self) -> list[Standing]:
         return [standing for standing in self._standings if not standing.left_out]
@@ -96,7 +102,7 @@ class ContractRun:
         self._told.progress(f"{candidate.name}: first start", 0, 0)
         with self._tools.start(candidate) as running:
             runner = self._runner(standing, running, "first start")
-            standing.server, standing.url = runner.endpoint.facts, running.url
+            standing.server = runner.endpoint.facts
             preliminary, standing.probes = self._tools.examine(runner.endpoint)
             standing.fills_length, standing.notes = preliminary.fills_length, preliminary.notes
 

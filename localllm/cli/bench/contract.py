@@ -64,6 +64,7 @@ class _Told:
         self._shown = shown
         self._notes = notes
         self._files = files
+        self._is_told = False
 
     def say(self, text: str) -> None:
         """Tell a sentence on stderr."""
@@ -74,8 +75,13 @@ class _Told:
         self._shown(what, done, total)
 
     def saved(self, document: dict[str, Any]) -> None:
-        """Keep the document: what was measured outlives this process."""
-        self._files.keep(document)
+        """Keep the document: what was measured outlives this process. A full disk ends nothing."""
+        try:
+            self._files.keep(document)
+        except LocalLLMError as error:
+            if not self._is_told:
+                self.say(error.message)
+            self._is_told = True
 
 
 def measure_contract(name: str, output: Path | None, form: Literal["json", "md"], talk: TalkFlags) -> None:
@@ -98,16 +104,25 @@ def measure_contract(name: str, output: Path | None, form: Literal["json", "md"]
                 stopped = interrupts.stopped
         interrupts.rearm(None)  # what there is is kept: the next Ctrl-C is another matter
         document = run.document()
-        files.write(document)
-    notes.say(f"written: {files}")
+        unwritten = _written(files, document, notes)
     if stopped is None:
         _remember(document, files, notes)
     else:
         notes.say("interrupted: this is what was measured until then")
     Answer().write(render(document, form))
-    failure = stopped or run.failure() or _broken(document)
+    failure = stopped or unwritten or run.failure() or _broken(document)
     if failure is not None:
         raise AfterOutput(failure)
+
+
+def _written(files: Files, document: Mapping[str, Any], notes: Notes) -> LocalLLMError | None:
+    """Write the files; return why not: the result goes to stdout all the same."""
+    try:
+        files.write(document)
+    except LocalLLMError as error:
+        return error
+    notes.say(f"written: {files}")
+    return None
 
 
 def _broken(document: Mapping[str, Any]) -> LocalLLMError | None:

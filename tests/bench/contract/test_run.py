@@ -274,3 +274,14 @@ def test_values_of_variables_that_look_like_keys_are_not_kept() -> None:
     head = TWO.replace('name = "A"', 'name = "A"\nvariables = {{ API_KEY = "s3cret", OMP = "2" }}')
     document = ContractRun(contract(head=head), FakeTools(), Listener(), cancelling).document()
     assert document["contract"]["candidate"][0]["variables"] == {"API_KEY": "(not kept)", "OMP": "2"}
+
+
+def test_a_client_that_cannot_be_calibrated_is_told_and_measures_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: FakeTools) -> Any:
+        raise ServerUnreachable("the null server did not start")
+
+    monkeypatch.setattr(FakeTools, "calibration", fails)
+    document, told = measured(FakeTools())
+    assert document["calibration"] is None
+    assert told.said == ["the client's own overhead was not measured: the null server did not start"]
+    assert cell(document, "A")["n_used"] == 2
