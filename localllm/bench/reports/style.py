@@ -62,5 +62,6 @@ table.numbers { font-size: 12px; } .numbers td, .numbers th { padding-top: 2px; 
   --bad-ground: #fff; --s0: #0067a8; --s1: #c24a00; --s2: #00795a; --s3: #a43f86; --s4: #7d6200; --s5: #3f3f46; }
   body { font-size: 11px; } main { max-width: none; padding: 0; } table { font-size: 10px; }
   h2 { break-after: avoid; } tr, figure, .alarm { break-inside: avoid; } .scroll { overflow: visible; }
-  .figures { grid-template-columns: 1fr 1fr; } }
+  caption, .legend { font-size: 10px; } table.numbers { font-size: 9px; } .numbers th { white-space: normal; }
+  .numbers th.n, .numbers td.n { padding-left: 8px; } .figures { grid-template-columns: 1fr 1fr; } }
 """
