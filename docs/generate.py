@@ -1,4 +1,4 @@
-"""Write docs/cli.md and docs/config.md from the command itself: `python -m docs.generate`."""
+"""Write docs/cli.md, docs/config.md and docs/workloads.md from the code itself: `python -m docs.generate`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from typer.main import get_command
 
+from docs import workloads
 from localllm.cli import main
 from localllm.cli.app import build_app
 from localllm.cli.settings import PATH_VARIABLE, options_of
@@ -90,7 +91,11 @@ def pages() -> Mapping[str, str]:
     tree = get_command(build_app(main.VERBS, main.GROUPS))
     helps = "\n".join(f"## {path}\n\n```text\n{text}\n```\n" for path, text in _helps(tree, "localllm", None))
     rows = "\n".join(_row(name, option, _takers(tree, name)) for name, option in sorted(options_of(tree).items()))
-    return {"cli.md": NOTE + CONTRACT + helps, "config.md": NOTE + SETTINGS + rows + "\n"}
+    return {
+        "cli.md": NOTE + CONTRACT + helps,
+        "config.md": NOTE + SETTINGS + rows + "\n",
+        "workloads.md": workloads.page(),
+    }
 
 
 def _helps(command: Any, name: str, parent: Any) -> Iterator[tuple[str, str]]:

@@ -7,7 +7,7 @@ import pytest
 from docs.generate import FOLDER, pages
 
 
-@pytest.mark.parametrize("name", ["cli.md", "config.md"])
+@pytest.mark.parametrize("name", ["cli.md", "config.md", "workloads.md"])
 def test_committed_page_is_current(name: str) -> None:
     assert (FOLDER / name).read_text(encoding="utf-8") == pages()[name], "run: make docs"
 
