@@ -39,7 +39,7 @@ def build() -> typer.Typer:
 
 
 def _group() -> None:
-    """Measure a model on this machine, or any OpenAI-compatible server.
+    """Measure a model, or any OpenAI-compatible server.
 
     `bench MODEL` is short for `bench engine MODEL`; its flags: bench engine --help.
     """

@@ -18,9 +18,10 @@ def init(
         ),
     ] = None,
 ) -> None:
-    """Print an evaluation contract to change: what is measured, on which servers, and what must come out.
+    """Print an evaluation contract to change.
 
-    `localllm bench init > contract.toml`, then `localllm bench run contract.toml`.
+    What is measured, on which servers, and what must come out: `localllm bench init > contract.toml`, then
+    `localllm bench run contract.toml`.
     """
     from localllm.bench.contract.shipped import START, shipped
 

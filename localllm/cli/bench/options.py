@@ -26,7 +26,10 @@ _RATE_HELP = (
 )
 _DURATION_HELP = "No request of a run begins later than this (60, 90s, 5m); with --requests: whichever is first."
 _SLO_HELP = "Limits that make an answer good: ttft_p95=500ms,tpot_p95=60ms,error=0."
-OUTPUT_HELP = "File to write: a trace, or a result as JSON, or as Markdown or HTML where it ends in .md or .html."
+OUTPUT_HELP = (
+    "File to write: a trace, or a result as JSON, or as Markdown or HTML where it ends in .md or .html (bench run: all "
+    "three)."
+)
 """Of every verb's `-o`."""
 
 ReportForm: TypeAlias = Literal["text", "md", "json", "html"]

@@ -23,10 +23,11 @@ def run(
     json: Json = False,
     talk: TalkFlags,
 ) -> None:
-    """Measure every candidate of a contract in turn, and judge its rules.
+    """Measure what a contract says, and judge its rules.
 
-    Writes three files, NAME-result.json, .md and .html (-o names them otherwise), and the Markdown to stdout. Exit
-    code 10: a rule does not hold. Ctrl-C keeps what was measured.
+    Every candidate is measured in turn, round after round. Writes three files, NAME-result.json, .md and .html (-o
+    names them otherwise), and the Markdown to stdout. Exit code 10: a rule does not hold. Ctrl-C keeps what was
+    measured.
     """
     with told(Manner(json=json, verbose=talk.verbose)):
         from localllm.cli.bench.contract import measure_contract

@@ -31,11 +31,11 @@ def serve(
     output: Output = None,
     talk: TalkFlags,
 ) -> None:
-    """Measure a server of the OpenAI API: latencies, throughput, goodput.
+    """Measure a server of the OpenAI API.
 
-    Any server (ours, llama-server, Ollama, vLLM, SGLang, LM Studio), or ours, started for a model. The workload is
-    measured cold (nothing was computed before) and warm (what requests share was), reported apart. Ctrl-C keeps what
-    was measured.
+    Latencies, throughput and goodput of any server (ours, llama-server, Ollama, vLLM, SGLang, LM Studio), or of ours,
+    started for a model. The workload is measured cold (nothing was computed before) and warm (what requests share
+    was), reported apart. Ctrl-C keeps what was measured.
     """
     if json and format not in (None, "json"):
         raise UsageError(
