@@ -26,7 +26,7 @@ class Move(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PromptCheck:
-    """What became of one prompt. `moves`: [] = the same, but for `drift_nats`.
+    """What became of one prompt. `moves`: () = the same, but for `drift_nats`, or refused as before.
 
     `prompt_at`, `text_at`: the first token that differs. `gap_nats`: by how much the token taken then
     led the next there. `drift_nats`: the largest difference of a logprob while both read the same;
@@ -40,12 +40,14 @@ class PromptCheck:
     text_at: int | None = None
     gap_nats: float | None = None
     drift_nats: float | None = None
+    is_refused: bool = False
 
     def document(self) -> dict[str, Any]:
         """Return it for `--json`."""
         return {
             "name": self.name,
             "moved": [move.value for move in self.moves],
+            "refused": self.is_refused,
             "sentence": self.sentence,
             "prompt_at": self.prompt_at,
             "text_at": self.text_at,
@@ -74,9 +76,9 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> PromptCheck:
 
 def _refusal(name: str, old: str, new: str) -> PromptCheck:
     if old and new:
-        return PromptCheck(name, (), f"refused, as before: {new}")
+        return PromptCheck(name, (), f"refused, as before: {new}", is_refused=True)
     sentence = f"refused now: {new}" if new else f"answered now; it was refused: {old}"
-    return PromptCheck(name, (Move.REFUSAL,), sentence)
+    return PromptCheck(name, (Move.REFUSAL,), sentence, is_refused=bool(new))
 
 
 def _sentence(

@@ -19,8 +19,10 @@ class Prompt:
     messages: tuple[tuple[str, str], ...] = ()
     text: str = ""
 
-    def request(self, options: GenerationOptions) -> GenerationRequest:
-        """Return the request that it is."""
+    def request(self, options: GenerationOptions, *, can_chat: bool) -> GenerationRequest:
+        """Return the request that it is; messages become plain text for a model without a chat template."""
+        if self.messages and not can_chat:
+            return CompletionRequest("\n\n".join(text for _, text in self.messages), options)
         if self.messages:
             return ChatRequest(tuple({"role": role, "content": text} for role, text in self.messages), options)
         return CompletionRequest(self.text, options)

@@ -41,7 +41,7 @@ def take(service: Service, prompts: Sequence[Prompt], on_progress: OnProgress) -
 
 def _answer(service: Service, prompt: Prompt) -> dict[str, Any]:
     """Return what the model makes of a prompt, or why it refuses it (too long, a role its template lacks)."""
-    request = prompt.request(OPTIONS)
+    request = prompt.request(OPTIONS, can_chat=service.can_chat)
     try:
         prompt_ids = service.prompt_tokens(request)
         choice = collect(service.submit(request)).choices[0]

@@ -52,7 +52,10 @@ def _lines(check: GoldenCheck) -> Iterator[str]:
     if check.failed:
         yield f"  it cannot be asked any more: {check.failed}"
     yield from (f"  {prompt.name}: {prompt.sentence}" for prompt in check.prompts if prompt.moves)
-    same = [prompt for prompt in check.prompts if not prompt.moves]
+    same = [prompt for prompt in check.prompts if not prompt.moves and not prompt.is_refused]
+    n_refused = sum(1 for prompt in check.prompts if not prompt.moves and prompt.is_refused)
+    if n_refused:
+        yield f"  {n_refused} of {len(check.prompts)} prompts refused, as before"
     if same:
         drift = max((prompt.drift_nats or 0.0 for prompt in same), default=0.0)
         yield f"  {len(same)} of {len(check.prompts)} prompts the same; logprobs differ by at most {drift:.2g} nats"

@@ -120,13 +120,30 @@ def test_logits_that_drift_a_little_are_the_same(models: FakeModels, home: Path)
     assert found.prompts[0].sentence.startswith("same, logprobs within 0.0")
 
 
+STERN = "{% if messages[0].role == 'system' %}{{ raise_exception('no system messages') }}{% endif %}" + TEMPLATE
+
+
 def test_a_prompt_that_is_refused_or_answered_anew_has_moved(models: FakeModels, home: Path) -> None:
-    found = later(models, home, template=None)
+    found = later(models, home, template=STERN)
+    assert [prompt.name for prompt in found.prompts if prompt.moves] == ["system"]
     assert moves(found) == {Move.REFUSAL}
-    assert "refused now: " in check_text([found])
-    back = later(replace(models, template=None), home, template=TEMPLATE)
+    assert "  system: refused now: " in check_text([found])
+    back = later(replace(models, template=STERN), home, template=TEMPLATE)
     assert moves(back) == {Move.REFUSAL}
-    assert not later(replace(models, template=None), home).has_moved
+    assert "answered now; it was refused: " in check_text([back])
+
+
+def test_a_prompt_that_stays_refused_is_neither_moved_nor_the_same(models: FakeModels, home: Path) -> None:
+    found = later(replace(models, template=STERN), home)
+    assert not found.has_moved
+    assert "  1 of 12 prompts refused, as before\n  11 of 12 prompts the same; " in check_text([found])
+
+
+def test_a_model_without_a_template_goes_on_from_the_texts(models: FakeModels, home: Path) -> None:
+    found = later(replace(models, template=None), home)
+    assert not found.has_moved
+    assert all(entry["refused"] == "" and entry["ids"] for entry in found.golden["entries"])
+    assert later(replace(models, template=None), home, template=TEMPLATE).prompts[0].moves[0] is Move.PROMPT
 
 
 def test_a_changed_file_is_told_apart_from_what_it_answers(models: FakeModels, home: Path) -> None:
