@@ -62,7 +62,15 @@ class ContractRun:
     def run(self) -> None:
         """Measure everything. Raises KeyboardInterrupt where a signal ended it; the document says what there is."""
         self._outcome.fingerprint = self._tools.fingerprint()
-        self._calibrate()
+        try:
+            self._calibrate()
+            self._measure_all()
+        finally:
+            fingerprint.end(self._outcome.fingerprint)
+        self._outcome.partial = False
+
+    def _measure_all(self) -> None:
+        """Examine every candidate, then measure all in turn."""
         for standing in self._standings:
             with self._leaving_out(standing, "at its first start"):
                 self._examine(standing)
@@ -73,8 +81,6 @@ class ContractRun:
                 with self._leaving_out(standing, f"in round {number}"):
                     self._turn(standing, number, fills)
                 self._told.saved(self.document())
-        fingerprint.end(self._outcome.fingerprint)
-        self._outcome.partial = False
 
     def _calibrate(self) -> None:
         self._told.progress("the client itself", 0, 0)

@@ -255,6 +255,7 @@ def test_an_interrupt_anywhere_keeps_what_there_is(when: str) -> None:
     document = run.document()
     assert document["partial"]
     assert len(document["candidates"]) == 2
+    assert "load_average_after" in document["fingerprint"]
 
 
 def test_models_are_ranked_apart() -> None:
