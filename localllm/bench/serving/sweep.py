@@ -18,6 +18,9 @@ KEPT_SHARE = 0.95
 PROBE_CLIENTS = 8
 """Of the closed loop that finds out what a server can do, before rates are tried."""
 RATE_SHARES = (0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1)
+RATE_FACTOR = 1.25
+MAX_RATE_SHARE = 4.0
+"""A server may do more with more than eight requests at once: as long as it keeps up, more is tried, up to so much."""
 
 
 class Sweep(Enum):
@@ -63,7 +66,7 @@ def next_load(sweep: Sweep, points: Sequence[Point], shape: float = 1.0) -> Load
     """Return the load to try after these; None when the sweep is done. Pure.
 
     Clients: 1, 2, 4, ... until throughput gains less than 5 %, errors appear, or 64 are reached. Rates: 8 clients
-    find the capacity, then shares of that.
+    find the capacity, then shares of that; a server that keeps up with the last of them is given more.
     """
     if sweep is Sweep.RATES:
         return _next_rate(points, shape)
@@ -81,10 +84,14 @@ def next_load(sweep: Sweep, points: Sequence[Point], shape: float = 1.0) -> Load
 def _next_rate(points: Sequence[Point], shape: float) -> Load | None:
     if not points:
         return Load(concurrency=PROBE_CLIENTS)
-    capacity_per_s, n_tried = points[0].achieved_per_s, len(points) - 1
-    if capacity_per_s <= 0 or n_tried >= len(RATE_SHARES):
+    capacity_per_s, tried = points[0].achieved_per_s, points[1:]
+    if capacity_per_s <= 0:
         return None
-    return Load(rate_per_s=_rounded(capacity_per_s * RATE_SHARES[n_tried]), shape=shape)
+    if len(tried) < len(RATE_SHARES):
+        return Load(rate_per_s=_rounded(capacity_per_s * RATE_SHARES[len(tried)]), shape=shape)
+    rate_per_s = RATE_FACTOR * (tried[-1].load.rate_per_s or 0.0)
+    goes_on = tried[-1].keeps_up and rate_per_s <= MAX_RATE_SHARE * capacity_per_s
+    return Load(rate_per_s=_rounded(rate_per_s), shape=shape) if goes_on else None
 
 
 def _rounded(rate_per_s: float) -> float:
@@ -114,7 +121,9 @@ def knee_of(points: Sequence[Point]) -> tuple[Point, str] | None:
     rates = [one for one in good if one.load.rate_per_s is not None and one.keeps_up]
     if rates:
         best = max(rates, key=lambda one: one.load.rate_per_s or 0.0)
-        return best, f"the largest rate of which {KEPT_SHARE:.0%} is answered in time{also}"
+        most_per_s = max(one.load.rate_per_s or 0.0 for one in points)
+        untried = "; more was not tried" if best.load.rate_per_s == most_per_s else ""
+        return best, f"the largest rate of which {KEPT_SHARE:.0%} is answered in time{also}{untried}"
     clients = [one for one in good if one.load.concurrency is not None and one.error_share == 0]
     if not clients or any(one.load.rate_per_s is not None for one in points):
         return None

@@ -109,6 +109,31 @@ def test_rates_are_shares_of_what_eight_clients_got() -> None:
     assert {one.load.shape for one in points[1:]} == {0.5}
 
 
+def test_a_server_that_keeps_up_is_given_more_until_it_does_not() -> None:
+    points: list[Point] = []
+    while (load := next_load(Sweep.RATES, points)) is not None:
+        per_s = load.rate_per_s or 4.0
+        points.append(rate(per_s, min(per_s, 7.0)) if load.rate_per_s else Point(load, 0.0, 0.0, 4.0))
+    rates = [one.load.rate_per_s for one in points[1:]]
+    assert rates[: len(RATE_SHARES)] == [pytest.approx(4.0 * share) for share in RATE_SHARES]
+    assert rates[len(RATE_SHARES) :] == [pytest.approx(value, rel=0.01) for value in (5.5, 6.88, 8.6)]
+    found = knee_of(points[1:])
+    assert found is not None
+    assert found[0].load.rate_per_s == pytest.approx(6.88)
+    assert "more was not tried" not in found[1]
+
+
+def test_a_sweep_of_rates_ends_at_four_times_what_eight_clients_got() -> None:
+    points: list[Point] = []
+    while (load := next_load(Sweep.RATES, points)) is not None:
+        per_s = load.rate_per_s or 4.0
+        points.append(rate(per_s, per_s) if load.rate_per_s else Point(load, 0.0, 0.0, 4.0))
+    assert 12.0 < (points[-1].load.rate_per_s or 0.0) <= 16.0
+    found = knee_of(points[1:])
+    assert found is not None
+    assert "more was not tried" in found[1]
+
+
 def test_no_rate_is_tried_where_nothing_was_answered() -> None:
     assert next_load(Sweep.RATES, [Point(Load(concurrency=8), 0.0, 0.0, 0.0, 1.0)]) is None
 
