@@ -263,6 +263,7 @@ def _costs(result: RunResult, summary: RunSummary) -> dict[str, Any]:
         "server_cpu_s": found.server_cpu_s,
         "client_cpu_ms_per_token": summary.client_cpu_ms_per_token,
         "disturbances": found.disturbances,
+        "unseen": found.unseen,
         "unsupported": result.unsupported,
         "notes": result.notes,
         "partial": result.partial,
