@@ -39,14 +39,14 @@ def mann_whitney(a: Sequence[float], b: Sequence[float]) -> MannWhitney:
     both = np.concatenate([first, second])
     if np.isnan(both).any():
         raise ValueError("a sample is nan")
-    ranks, n_tied = _ranks(both)
+    ranks, n_tied = ranked(both)
     u = float(ranks[: len(first)].sum()) - len(first) * (len(first) + 1) / 2
     if len(n_tied) == len(both) and max(len(first), len(second)) <= EXACT_UP_TO:
         return MannWhitney(u, _exact_p(u, len(first), len(second)), True)
     return MannWhitney(u, _normal_p(u, len(first), len(second), n_tied), False)
 
 
-def _ranks(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def ranked(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Return each value's rank from 1, the mean rank where tied, and how many share each distinct value."""
     _, place, n_tied = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(n_tied)

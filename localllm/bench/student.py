@@ -17,13 +17,18 @@ def two_sided_p(t: float, df: float) -> float:
 
 def quantile(level: float, df: float) -> float:
     """Return the `t` that |t| stays below with probability `level`: 2.776 for 0.95 and four degrees."""
-    low, high = 0.0, 1.0
-    while two_sided_p(high, df) > 1 - level:
-        high *= 2
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if two_sided_p(middle, df) > 1 - level else (low, middle)
-    return (low + high) / 2
+    t = 0.5 if two_sided_p(0.5, df) > 1 - level else 0.0
+    for _ in range(_STEPS):  # Newton's steps from below never pass the root: the tail is convex
+        step = (two_sided_p(t, df) - (1 - level)) / (2 * _density(t, df))
+        t += step
+        if step <= 1e-13 * t:
+            break
+    return t
+
+
+def _density(t: float, df: float) -> float:
+    log_height = math.lgamma((df + 1) / 2) - math.lgamma(df / 2) - math.log(df * math.pi) / 2
+    return math.exp(log_height - (df + 1) / 2 * math.log1p(t * t / df))
 
 
 def _beta_share(x: float, a: float, b: float) -> float:

@@ -16,6 +16,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from localllm.bench.ranks import ranked
+
 Values: TypeAlias = NDArray[np.float64]
 Block: TypeAlias = Values
 """Values that are drawn together."""
@@ -23,7 +25,7 @@ Block: TypeAlias = Values
 N_RESAMPLES = 1_000
 MOST_BLOCKS = 10
 FEWEST_BLOCKS = 4
-_LENGTHS_A_BLOCK = 2.5  # of the time over which requests are alike
+_LENGTHS_A_BLOCK = 4.0  # of the time over which requests are alike
 _FEWEST_TO_SEE_LIKENESS = 12
 _MAX_DISTINCT = 512
 _MAX_HELD = 1 << 22
@@ -50,9 +52,11 @@ def likeness(series: Sequence[float]) -> float:
     n = len(series)
     if n < _FEWEST_TO_SEE_LIKENESS:
         return 1.0
-    ranks = np.argsort(np.argsort(np.asarray(series, dtype=np.float64), kind="stable"), kind="stable").astype(float)
-    ranks -= ranks.mean()
+    ranks, _ = ranked(np.asarray(series, dtype=np.float64))
+    ranks = ranks - ranks.mean()
     spread = float(ranks @ ranks)
+    if spread == 0:
+        return 1.0
     found = 1.0
     for lag in range(1, n // 3):
         # 1 / n: an estimate from a short series is low by about that.

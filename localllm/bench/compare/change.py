@@ -7,7 +7,9 @@ that were measured apart carry the machine's drift from round to round, so their
 the candidates. One run carries no trace of how the next would differ: RUN_SPREAD is added for it, a
 convention, and the interval still speaks of these two runs alone.
 Where both files asked the same requests in the same order, each block is drawn in both at once: what
-a long prompt costs falls on both sides and drops out.
+a long prompt costs falls on both sides and drops out. The change of a median is then the median of the
+requests' own changes, not the change between the two medians, each of which hangs on one or two requests.
+Failed requests count by themselves: a burst of failures is no noise.
 """
 
 from __future__ import annotations
@@ -29,6 +31,9 @@ RUN_SPREAD = 0.01
 """Standard deviation, as a share, by which one run of the same is taken to differ from the next."""
 
 SEED = 1
+_APART = ("error",)
+_MOST_APART = 1_000
+_MOST_DEGREES = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,7 @@ class _Side:
     requests: Requests
     rounds: tuple[Requests, ...]
     value: float
+    is_apart: bool = False  # each request counts by itself
 
     @property
     def is_one_run(self) -> bool:
@@ -78,7 +84,8 @@ class _Side:
 
     def blocks(self) -> list[Block]:
         if self.is_one_run:
-            return blocks.cut(self.requests, blocks.n_blocks(self.requests))
+            n = min(len(self.requests), _MOST_APART) if self.is_apart else blocks.n_blocks(self.requests)
+            return blocks.cut(self.requests, n)
         return [blocks.whole(requests) for requests in self.rounds]
 
     @property
@@ -106,7 +113,7 @@ def _side(of: Measure, cell: Cell, percent: float | None) -> _Side | None:
         return None
     requests = tuple(request for each in rounds for request in each)
     if not of.statistic and told:
-        return _Side(requests, rounds, told[0])
+        return _Side(requests, rounds, told[0], is_apart=of.base in _APART)
     values = [value for request in requests for value in request]
     return _Side(requests, rounds, stats.mean(values) if percent is None else stats.percentile(values, percent))
 
@@ -130,6 +137,8 @@ def _of_values(of: Measure, a: Cell, b: Cell) -> Change | None:
 
 def _of_samples(of: Measure, a: _Side, b: _Side, percent: float | None, *, may_pair: bool) -> Change:
     is_paired = may_pair and a.is_one_run and b.is_one_run and len(a.requests) == len(b.requests)
+    if is_paired and of.statistic == "p50" and (ratios := _ratios(a, b)) is not None:
+        return _of_ratios(of, a, b, ratios)
     of_a, of_b = _paired_blocks(a, b) if is_paired else (a.blocks(), b.blocks())
     n_blocks = min(len(of_a), len(of_b))
     drawn_a = blocks.draws(len(of_a), SEED)
@@ -153,14 +162,29 @@ def _of_samples(of: Measure, a: _Side, b: _Side, percent: float | None, *, may_p
     return _with_interval(base, found, (len(of_a), len(of_b)), sum(side.is_one_run for side in (a, b)))
 
 
+def _of_ratios(of: Measure, a: _Side, b: _Side, ratios: Requests) -> Change:
+    """Return the median of what changed for each request."""
+    cut = blocks.cut(ratios, blocks.n_blocks(ratios))
+    found = blocks.resampled(cut, PERCENTILES["p50"], blocks.draws(len(cut), SEED))
+    change = stats.median([ratio for values in ratios for ratio in values]) - 1
+    p_ranks = mann_whitney(a.medians, b.medians).p
+    n_a, n_b = (sum(map(len, side.requests)) for side in (a, b))
+    base = Change(of, a.value, b.value, change, True, n_a, n_b, len(cut), True, p_ranks=p_ranks)
+    return _with_interval(base, (np.ones_like(found), found), (len(cut), len(cut)), 2)
+
+
+def _ratios(a: _Side, b: _Side) -> Requests | None:
+    """Return for each request how often its value in `a` goes into that in `b`; None where there are no ratios."""
+    pairs = list(zip(a.requests, b.requests, strict=True))
+    if any(value <= 0 for pair in pairs for values in pair for value in values):
+        return None
+    ratios = tuple((blocks.middle(new) / blocks.middle(old),) if old and new else () for old, new in pairs)
+    return ratios if any(ratios) else None
+
+
 def _paired_blocks(a: _Side, b: _Side) -> tuple[list[Block], list[Block]]:
     """Return both sides cut at the same requests, by how alike neighbours are in what changed."""
-    ratios = [
-        (blocks.middle(new) / blocks.middle(old),)
-        for old, new in zip(a.requests, b.requests, strict=True)
-        if old and new and blocks.middle(old) > 0
-    ]
-    n = min(blocks.n_blocks(ratios) if ratios else 1, len(a.requests))
+    n = blocks.n_blocks(_ratios(a, b) or a.requests)
     return blocks.cut(a.requests, n), blocks.cut(b.requests, n)
 
 
@@ -178,7 +202,7 @@ def _with_interval(base: Change, found: tuple[Values, Values], n_blocks: tuple[i
     if any(math.isnan(spread) for spread in spreads):
         return base
     assumed = n_single_runs * RUN_SPREAD**2 if base.is_relative else 0.0
-    change = math.log(base.b / base.a) if base.is_relative else base.change
+    change = math.log1p(base.change) if base.is_relative else base.change
     low, high, p = _student(change, sum(spreads) + assumed, _degrees(spreads, dfs, assumed))
     if base.is_relative:
         low, high = math.expm1(min(low, 700.0)), math.expm1(min(high, 700.0))
@@ -194,7 +218,7 @@ def _variance(drawn: Values, n_blocks: int) -> float:
 def _degrees(spreads: Sequence[float], dfs: Sequence[int], assumed: float) -> float:
     """Return the degrees of freedom of a sum of variances (Welch and Satterthwaite); what is assumed adds certainty."""
     uncertain = sum(spread**2 / df for spread, df in zip(spreads, dfs, strict=True))
-    return float((sum(spreads) + assumed) ** 2 / uncertain) if uncertain > 0 else 1e6
+    return min(_MOST_DEGREES, (sum(spreads) + assumed) ** 2 / uncertain) if uncertain > 0 else _MOST_DEGREES
 
 
 def _student(change: float, variance: float, df: float) -> tuple[float, float, float]:

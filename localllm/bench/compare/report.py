@@ -55,7 +55,7 @@ def page(report: Report) -> Page:
         title="localllm bench compare",
         facts=(_file("A", found.a), _file("B", found.b), *found.notes),
         alarms=found.warnings,
-        sections=(*map(_section, found.cells), *rules, Section("how", sentences=tuple(_method(found)))),
+        sections=(*_sections(found.cells), *rules, Section("how", sentences=tuple(_method(found)))),
     )
 
 
@@ -121,15 +121,23 @@ def _file(letter: str, origin: Origin) -> str:
     return f"{letter}: {PurePath(origin.path).name} ({origin.tool})"
 
 
-def _section(cell: CellComparison) -> Section:
-    return Section(cell.name, tables=(Table(_HEAD, tuple(map(_row, cell.lines))),))
+def _sections(cells: Sequence[CellComparison]) -> Iterator[Section]:
+    """Yield a section a cell; an engine's tests, of one line each, share one."""
+    tests = [cell for cell in cells if cell.a.tests]
+    if tests:
+        rows = tuple(_row(line, cell.name) for cell in tests for line in cell.lines)
+        yield Section("tests", tables=(Table(("test", *_HEAD[1:]), rows),))
+    for cell in cells:
+        if not cell.a.tests:
+            rows = tuple(_row(line, line.change.measure.name) for line in cell.lines)
+            yield Section(cell.name, tables=(Table(_HEAD, rows),))
 
 
-def _row(line: Line) -> Row:
+def _row(line: Line, name: str) -> Row:
     found = line.change
     p = "-" if line.p_adjusted is None else _probability(line.p_adjusted)
     return (
-        found.measure.name,
+        name,
         shown(found.measure, found.a),
         shown(found.measure, found.b),
         change_text(found),
@@ -169,7 +177,10 @@ def _blocks_told(found: Comparison) -> Iterator[str]:
     one_run = any(len(rounds) == 1 for cell in found.cells for side in (cell.a, cell.b) for rounds in _rounds(side))
     yield "Interval and p: bootstrap over whole rounds, or blocks of consecutive requests, with Student's t."
     if any(change.is_paired for change in tested):
-        yield "Both files asked the same requests in the same order: they are compared in pairs."
+        yield (
+            "Both files asked the same requests in the same order: they are compared in pairs, and the change of a "
+            "median is the median of the requests' own changes."
+        )
     if one_run:
         yield (
             "One run cannot tell how the next would differ: "
