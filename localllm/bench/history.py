@@ -20,7 +20,8 @@ from typing import Any
 from localllm.bench import stats
 from localllm.bench.compare.cell import PERCENTILES, Cell, measure_named
 from localllm.bench.compare.read import cells_of_document
-from localllm.errors import Unavailable, UsageError
+from localllm.errors import Unavailable, UsageError, pasteable
+from localllm.models.disk import files
 from localllm.models.store import default_home
 
 VERSION = 1
@@ -74,10 +75,10 @@ def remember(document: Mapping[str, Any], file: Path | None = None) -> None:
         at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         rows = [_row(cell, at, file) for cell in cells]
         if rows:
-            with _opened(_path()) as base, base:
+            with _written(_path()) as base:
                 base.executemany(f"INSERT INTO run VALUES (NULL{', ?' * len(rows[0])})", rows)
     except (OSError, sqlite3.Error, ValueError) as error:
-        raise Unavailable(f"{_reason(error)}.", _way_out(_path())) from None
+        raise _unusable("", error) from None
 
 
 def entries(model: str = "") -> list[Entry]:
@@ -89,14 +90,14 @@ def entries(model: str = "") -> list[Entry]:
     if not path.exists():
         return []
     try:
-        with _opened(path) as base:
+        with _read(path) as base:
             rows = base.execute(
                 "SELECT at, tool, model, name, facts, measures, fingerprint_id, file, doubtful, comparable "
                 "FROM run ORDER BY id"
             ).fetchall()
         found = list(_with_changes(rows))
     except (OSError, sqlite3.Error, ValueError, TypeError, AttributeError) as error:
-        raise Unavailable(f"The history cannot be read: {_reason(error)}.", _way_out(path)) from None
+        raise _unusable("The history cannot be read: ", error) from None
     return [entry for entry in reversed(found) if model.casefold() in entry.model.casefold()]
 
 
@@ -105,21 +106,35 @@ def _path() -> Path:
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[sqlite3.Connection]:
-    """Yield the database, made where there is none, closed after. Raises sqlite3.Error, OSError, Unavailable."""
+def _written(path: Path) -> Iterator[sqlite3.Connection]:
+    """Yield the database in one transaction, made where there is none. Raises sqlite3.Error, OSError, Unavailable."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-    with contextlib.closing(sqlite3.connect(path, timeout=WAIT_S)) as base:
-        with base:
-            base.execute("BEGIN IMMEDIATE")
-            (version,) = base.execute("PRAGMA user_version").fetchone()
-            if version > VERSION:
-                raise Unavailable(f"{path} was written by a newer localllm.", "pip install -U localllm")
-            if version < VERSION:
-                base.execute(_TABLE)
-                base.execute(f"PRAGMA user_version = {VERSION}")
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | files.OWN, 0o600))
+    if not files.is_regular(path):
+        raise Unavailable(f"{path} is not a file.", _way_out())
+    os.chmod(path, 0o600)
+    with contextlib.closing(sqlite3.connect(path, timeout=WAIT_S)) as base, base:
+        base.execute("BEGIN IMMEDIATE")
+        if _version(base, path) < VERSION:
+            base.execute(_TABLE)
+            base.execute(f"PRAGMA user_version = {VERSION}")
         yield base
+
+
+@contextlib.contextmanager
+def _read(path: Path) -> Iterator[sqlite3.Connection]:
+    """Yield the database, which is not changed. Raises sqlite3.Error, Unavailable."""
+    with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=WAIT_S)) as base:
+        _version(base, path)
+        yield base
+
+
+def _version(base: sqlite3.Connection, path: Path) -> int:
+    (version,) = base.execute("PRAGMA user_version").fetchone()
+    if version > VERSION:
+        raise Unavailable(f"{path} was written by a newer localllm.", "pip install -U localllm")
+    return int(version)
 
 
 def _row(cell: Cell, at: str, file: Path | None) -> tuple[Any, ...]:
@@ -195,15 +210,14 @@ def is_better(name: str, change: float) -> bool:
     return (change < 0) == lower_is_better
 
 
-def _reason(error: Exception) -> str:
+def _unusable(begun: str, error: Exception) -> Unavailable:
+    """Return a failure of the file as a sentence; only a damaged one is to be moved away."""
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
-    if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):
-        return f"{_path()} is damaged ({error})"
-    return f"{_path()}: {error}"
+        return Unavailable(f"{begun}{error.strerror}: {error.filename or _path()}.")
+    if isinstance(error, sqlite3.OperationalError):
+        return Unavailable(f"{begun}{_path()}: {error}.")
+    return Unavailable(f"{begun}{_path()} is damaged ({error}).", _way_out())
 
 
-def _way_out(path: Path) -> str:
-    from localllm.errors import pasteable
-
-    return pasteable("mv", str(path), f"{path}.bad")
+def _way_out() -> str:
+    return pasteable("mv", str(_path()), f"{_path()}.bad")
