@@ -103,6 +103,8 @@ def _usual(pair: Pair) -> Iterator[Measure]:
     if pair.a.tests:
         return
     for base in LATENCIES:
+        if base == "answer_ttft" and all(_never_thinks(cell) for cell in (pair.a, pair.b)):
+            continue
         yield measure(f"{base}_p50")
         counts = [sum(map(bool, each)) for cell in (pair.a, pair.b) for each in [_requests(cell, base)]]
         if min(counts) >= _FEWEST_FOR_P95 or not all(counts):
@@ -110,6 +112,11 @@ def _usual(pair: Pair) -> Iterator[Measure]:
         if not all(counts):
             yield measure(f"{base}_p99")
     yield from map(measure, SCALARS)
+
+
+def _never_thinks(cell: Cell) -> bool:
+    """Say whether the answer's first token is the first of all: it would be compared twice."""
+    return cell.samples.get("answer_ttft", ()) == cell.samples.get("ttft", ())
 
 
 def _requests(cell: Cell, base: str) -> list[tuple[float, ...]]:

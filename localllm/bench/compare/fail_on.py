@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from localllm.bench.compare.cell import Cell, measure_named, shown
 from localllm.bench.compare.change import Change
 from localllm.bench.compare.comparison import CellComparison, Comparison
-from localllm.bench.measures import Measure, value_of
+from localllm.bench.measures import Kind, Measure, value_of
 from localllm.errors import UsageError
 
 EXAMPLE = "--fail-on 'ttft_p95>+5%,output_throughput<-3%,error>0.01'"
 _RULE = re.compile(r"\s*([^<>]*?)\s*([<>])\s*([+-]?)\s*([^<>]*?)\s*")
+_POINTS = " points"
+_MOST_TOLD = 10.0
 _PERCENT = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*%")
 
 
@@ -122,21 +124,18 @@ def interval_text(change: Change) -> str:
     """Return the bounds of a change as people read them; "" without any."""
     if change.low is None or change.high is None:
         return ""
-    if change.is_relative:
-        return f"{100 * change.low:+.1f}% to {_capped(100 * change.high)}"
-    return f"{_signed(change.measure, change.low)} to {_signed(change.measure, change.high)}"
+    low, high = (_text(change, bound) for bound in (change.low, change.high))
+    return f"{low.removesuffix(_POINTS)} to {high}"
 
 
 def change_text(change: Change) -> str:
-    """Return a change as people read it: in percent of A, or where A is none or a share, in the measure's unit."""
-    return f"{100 * change.change:+.1f}%" if change.is_relative else _signed(change.measure, change.change)
+    """Return a change as people read it: in percent of A; in points of a share, or where A is 0 in the unit."""
+    return _text(change, change.change)
 
 
-def _capped(percent: float) -> str:
-    return f"{percent:+.1f}%" if percent < 1e6 else "any"
-
-
-def _signed(of: Measure, value: float) -> str:
-    sign = "+" if value >= 0 else "-"
-    text = shown(of, abs(value))
-    return sign + (text.removesuffix("%") + " points" if text.endswith("%") else text)
+def _text(change: Change, value: float) -> str:
+    if change.is_relative:
+        return f"{100 * value:+.1f}%" if value < _MOST_TOLD else f"> +{100 * _MOST_TOLD:.0f}%"
+    if change.measure.kind is Kind.SHARE:
+        return f"{100 * value:+.1f}{_POINTS}"
+    return ("+" if value >= 0 else "-") + shown(change.measure, abs(value))

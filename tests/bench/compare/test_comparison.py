@@ -136,6 +136,14 @@ def test_the_same_requests_are_compared_in_pairs_which_shows_more() -> None:
     assert apart.verdict is Verdict.NOT_SHOWN
 
 
+def test_the_first_token_of_the_answer_is_compared_where_models_think() -> None:
+    plain = run(1, answer_ttfts=run(1)["ttfts"])
+    thinks = run(1, answer_ttfts=[2 * first for first in run(1)["ttfts"]])
+    for value, is_told in ((plain, False), (thinks, True)):
+        lines = compared(made_up.serve(value), made_up.serve(value)).cells[0].lines
+        assert any(each.change.measure.base == "answer_ttft" for each in lines) == is_told
+
+
 def test_engine_tests_are_compared_by_name_and_three_repetitions_show_nothing() -> None:
     old = [made_up.row(512, 0, [300, 301, 302, 299, 298]), made_up.row(0, 128, [40, 41, 40.5, 40.2, 40.1])]
     new = [made_up.row(0, 128, [36, 36.1, 36.2, 36.3, 36.4]), made_up.row(512, 0, [300.5, 301, 302, 299, 298])]

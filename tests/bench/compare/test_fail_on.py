@@ -8,9 +8,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from localllm.bench.compare.change import Change
 from localllm.bench.compare.comparison import compare
-from localllm.bench.compare.fail_on import Outcome, judged, parse_rules
+from localllm.bench.compare.fail_on import Outcome, change_text, interval_text, judged, parse_rules
 from localllm.bench.compare.read import cells_of
+from localllm.bench.measures import measure
 from localllm.errors import UsageError
 from tests.bench.compare import made_up
 
@@ -120,3 +122,20 @@ def test_a_rule_is_judged_in_every_cell() -> None:
     two = made_up.serve(serve()["runs"][0], {**serve()["runs"][0], "cache": "warm"})
     found = outcomes(two, two, "ttft_p95>1ms")
     assert [one.cell for one in found] == ["chat, cold, concurrency 1", "chat, warm, concurrency 1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "is_relative", "texts"),
+    [
+        ("ttft_p95", (0.1, 0.05, 0.2), True, ("+10.0%", "+5.0% to +20.0%")),
+        ("ttft_p95", (0.1, -0.5, 99.0), True, ("+10.0%", "-50.0% to > +1000%")),
+        ("error", (0.01, -0.002, 0.022), False, ("+1.0 points", "-0.2 to +2.2 points")),
+        ("queue_p50", (-3.0, -5.0, 1.0), False, ("-3 ms", "-5 ms to +1 ms")),
+    ],
+)
+def test_changes_are_told_in_percent_in_points_or_in_the_unit(
+    name: str, values: tuple[float, float, float], is_relative: bool, texts: tuple[str, str]
+) -> None:
+    change, low, high = values
+    found = Change(measure(name), 1.0, 1.0, change, is_relative, low=low, high=high, p=0.5)
+    assert (change_text(found), interval_text(found)) == texts
