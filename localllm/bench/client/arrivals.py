@@ -21,9 +21,7 @@ def arrival_offsets(rate_per_s: float, shape: float, seed: int) -> Iterator[floa
     """
     for name, value in (("rate", rate_per_s), ("shape", shape)):
         if not (value > 0 and math.isfinite(value)):
-            raise UsageError(
-                f"The {name} of arrivals is a number above zero, not {value:g}.", "--rate 2:gamma=0.5"
-            )
+            raise UsageError(f"The {name} of arrivals is a number above zero, not {value:g}.", "--rate 2:gamma=0.5")
     return _sums(rate_per_s, shape, seed)
 
 
