@@ -173,8 +173,11 @@ class StartedServer:
             code = tree.exit_code()
             if code is not None:
                 raise self._ended(tree, code)
-            is_ready, seen_s = _is_ready(self._port, self._starting.key), time.monotonic()
-            if is_ready and tree.exit_code() is None and self._is_answering(tree):
+            status, seen_s = _status_when_ready(self._port, self._starting.key), time.monotonic()
+            if status in (401, 403) and self._is_answering(tree):
+                asks = "does not take the key" if self._starting.key else "asks for a key"
+                raise ServerUnreachable(f"{self.name} {asks}.", pasteable(*self._starting.words(self._port)))
+            if status == 200 and tree.exit_code() is None and self._is_answering(tree):
                 return seen_s
             time.sleep(_POLL_S)
         raise ServerUnreachable(
@@ -260,10 +263,13 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def _is_ready(port: int, key: str | None) -> bool:
-    """Say whether a server answers: it lists its models, and says it is well or has no such page."""
+def _status_when_ready(port: int, key: str | None) -> int | None:
+    """Return the status of a server's list of models; None while it is not there, or says that it is not well yet."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    return _status(port, "/v1/models", headers) == 200 and _status(port, "/health", headers) in (200, 404)
+    status = _status(port, "/v1/models", headers)
+    if status == 200 and _status(port, "/health", headers) not in (200, 404):
+        return None
+    return status
 
 
 def _status(port: int, path: str, headers: Mapping[str, str]) -> int | None:

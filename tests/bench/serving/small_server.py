@@ -19,7 +19,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         key = os.environ.get("SMALL_KEY", "")
         is_known = self.path == "/v1/models" and (not key or self.headers.get("authorization") == f"Bearer {key}")
         body = b'{"data":[{"id":"small"}]}' if is_known else b"{}"
-        self.send_response(200 if is_known else 404)
+        is_refused = self.path == "/v1/models" and not is_known
+        self.send_response(200 if is_known else 401 if is_refused else 404)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)

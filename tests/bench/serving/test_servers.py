@@ -149,6 +149,15 @@ def test_a_server_that_does_not_answer_in_time_is_told_and_ended(tmp_path: Path)
     assert server.pids() == ()
 
 
+@pytest.mark.parametrize(("key", "words"), [(None, "asks for a key"), ("wrong", "does not take the key")])
+def test_a_key_that_is_missing_or_wrong_is_told_at_once(key: str | None, words: str) -> None:
+    command = (sys.executable, str(SCRIPT), "{port}")
+    server = StartedServer(Starting("small", command, variables={"SMALL_KEY": "secret"}, key=key))
+    with pytest.raises(ServerUnreachable, match=words):
+        server.start()
+    assert server.pids() == ()
+
+
 def test_a_key_is_sent_where_the_server_asks_for_one(tmp_path: Path) -> None:
     command = (sys.executable, str(SCRIPT), "{port}")
     server = StartedServer(Starting("small", command, variables={"SMALL_KEY": "secret"}, key="secret"))
