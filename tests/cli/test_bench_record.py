@@ -136,14 +136,6 @@ def test_an_address_that_is_none_is_refused(cli: Cli, tmp_path: Path, url: str, 
     assert not (tmp_path / "trace").exists()
 
 
-def test_a_port_that_is_taken_leaves_no_file(cli: Cli, tmp_path: Path, server: str) -> None:
-    port = server.removesuffix("/v1").rpartition(":")[2]
-    done = cli("bench", "record", server, "-o", str(tmp_path / "trace"), "--proxy-port", port)
-    assert done.code == 2
-    assert f"Port {port} is taken" in done.err
-    assert not (tmp_path / "trace").exists()
-
-
 def test_it_needs_a_file(cli: Cli) -> None:
     done = cli("bench", "record", "http://127.0.0.1:1")
     assert done.code == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import socket
 import time
 from collections.abc import Callable, Coroutine
@@ -20,7 +19,7 @@ from localllm.bench.record.heads import check, to_client, to_upstream
 from localllm.bench.record.keeper import Keeper, Seen
 from localllm.bench.record.upstream import Upstream, connected
 from localllm.bench.workloads.trace import PATHS
-from localllm.errors import LocalLLMError, ServerUnreachable, UsageError
+from localllm.errors import LocalLLMError, ServerUnreachable
 
 MAX_SEEN_BYTES: Final = 64 << 20
 MAX_CONNECTIONS: Final = 256
@@ -46,9 +45,9 @@ class Proxy:
         self._began_s = time.perf_counter()
         self.port = 0
 
-    async def start(self, port: int) -> None:
-        """Listen, on any free port for 0. Raises UsageError where the port is taken."""
-        sockets = _bind(port)
+    async def start(self) -> None:
+        """Listen on a free port of this machine."""
+        sockets = _bind()
         self.port = sockets[0].getsockname()[1]
         self._began_s = time.perf_counter()
         for sock in sockets:
@@ -174,13 +173,9 @@ def _see(seen: Seen, splitter: EventSplitter, arrived_s: float, data: bytes) -> 
     seen.rest = splitter.rest
 
 
-def _bind(port: int) -> list[socket.socket]:
-    """Return listening sockets on both loopback addresses, where there are two, with one port."""
-    try:
-        sockets = [socket.create_server(("127.0.0.1", port), backlog=_BACKLOG)]
-    except OSError as error:
-        why = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
-        raise UsageError(f"Port {port} {why}.", "leave --proxy-port out for a free one") from None
+def _bind() -> list[socket.socket]:
+    """Return listening sockets on both loopback addresses, where there are two, with one port that is free."""
+    sockets = [socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG)]
     with suppress(OSError):
         same = sockets[0].getsockname()[1]
         sockets.append(socket.create_server(("::1", same), family=socket.AF_INET6, backlog=_BACKLOG))

@@ -12,19 +12,17 @@ from typing import Final
 from localllm.bench.client.calls import Target
 from localllm.bench.record.keeper import Keeper, TraceNotWritten
 from localllm.bench.record.proxy import Proxy
-from localllm.errors import UsageError
 
 _EXIT_CODES: Final = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What to record. `url`: as it was given; `port` 0 = any that is free."""
+    """What to record. `url`: as it was given."""
 
     url: str
     target: Target
     file: Path
-    port: int = 0
     keeps_text: bool = False
 
 
@@ -32,15 +30,11 @@ def record(recording: Recording, say: Callable[[str], None], on_kept: Callable[[
     """Record until a signal comes; return the exit code (130, 143, 129). Main thread only.
 
     `say` hears the address, what is kept, and the count at the end; `on_kept` the count so far.
-    Raises: UsageError (the file is there, the port is taken), TraceNotWritten where the file did not take it all.
+    Raises: UsageError (the file is there), TraceNotWritten where the file did not take it all.
     """
     keeper = Keeper(recording.file, keeps_text=recording.keeps_text, on_kept=on_kept)
     try:
         exit_code = asyncio.run(_run(recording, keeper, say))
-    except UsageError:  # it never listened: leave no empty file behind
-        keeper.close()
-        recording.file.unlink(missing_ok=True)
-        raise
     finally:
         keeper.close()
     say(_count(recording, keeper))
@@ -67,7 +61,7 @@ async def _run(recording: Recording, keeper: Keeper, say: Callable[[str], None])
         if signal.getsignal(number) is not signal.SIG_IGN:  # background jobs and nohup ignore them
             loop.add_signal_handler(number, stop, exit_code)
     proxy = Proxy(recording.target, keeper, say)
-    await proxy.start(recording.port)
+    await proxy.start()
     try:
         say(f"recording http://127.0.0.1:{proxy.port}/v1 -> {recording.url}")
         say(

@@ -13,15 +13,13 @@ from localllm.cli.options import option
 from localllm.cli.output import Notes
 
 _KEEP_HELP = "Write prompts down as they are, not filler of the same length."
-_PORT_HELP = "Port to listen on, on this machine only; 0 = any that is free."
 
 RecordedUrl: TypeAlias = Annotated[str, typer.Argument(metavar="URL", help="Server to pass requests on to.")]
 TraceFile: TypeAlias = Annotated[Path, option("--output", "-o", metavar="FILE", help=OUTPUT_HELP)]
 KeepText: TypeAlias = Annotated[bool, option("--keep-text", help=_KEEP_HELP)]
-RecordPort: TypeAlias = Annotated[int, option("--proxy-port", min=0, max=65535, metavar="N", help=_PORT_HELP)]
 
 
-def record(url: RecordedUrl, output: TraceFile, keep_text: KeepText = False, proxy_port: RecordPort = 0) -> None:
+def record(url: RecordedUrl, output: TraceFile, keep_text: KeepText = False) -> None:
     """Record requests through a local proxy.
 
     Point a client at the address that is printed: chat and text completions pass through unchanged, and become a
@@ -29,11 +27,11 @@ def record(url: RecordedUrl, output: TraceFile, keep_text: KeepText = False, pro
     of JSON a request. Ctrl-C ends it.
     """
     with told(Manner()):
-        exit_code = _record(url, output, keep_text, proxy_port)
+        exit_code = _record(url, output, keep_text)
     raise typer.Exit(exit_code)
 
 
-def _record(url: str, output: Path, keep_text: bool, port: int) -> int:
+def _record(url: str, output: Path, keep_text: bool) -> int:
     from localllm.bench.client.calls import Target
     from localllm.bench.record.session import Recording
     from localllm.bench.record.session import record as run
@@ -41,4 +39,4 @@ def _record(url: str, output: Path, keep_text: bool, port: int) -> int:
 
     notes = Notes()
     target = Target.of_url(without_choice(url)[0])
-    return run(Recording(url, target, output, port, keep_text), notes.say, lambda n: notes.progress(f"{n} requests"))
+    return run(Recording(url, target, output, keep_text), notes.say, lambda n: notes.progress(f"{n} requests"))

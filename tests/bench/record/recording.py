@@ -69,7 +69,7 @@ async def recording(file: Path, script: Script, *, keeps_text: bool = False, por
         keeper = Keeper(file, keeps_text=keeps_text)
         faults: list[str] = []
         proxy = Proxy(Target("127.0.0.1", port or behind.port, "/base"), keeper, faults.append)
-        await proxy.start(0)
+        await proxy.start()
         try:
             yield Recording(proxy, behind, file, keeper, faults)
         finally:

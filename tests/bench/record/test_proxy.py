@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from localllm.bench.client.calls import Target
 from localllm.bench.record import client_side
 from localllm.bench.record import proxy as proxying
-from localllm.bench.record.keeper import Keeper
-from localllm.bench.record.proxy import Proxy
-from localllm.errors import UsageError
 from tests.bench.client.stand_in import Reply, Seen
 from tests.bench.client.talking import USAGE, story
 from tests.bench.record.recording import CHAT, CLOSED_PORT, TEXT, Recording, record, split
@@ -407,21 +402,6 @@ def test_both_loopback_addresses_answer_where_there_are_two(file: Path) -> None:
         writer.close()
 
     record(file, whole, work)
-
-
-def test_a_port_that_is_taken_is_a_sentence(file: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-
-        async def start() -> None:
-            keeper = Keeper(file)
-            try:
-                await Proxy(Target("127.0.0.1", 1), keeper, print).start(port)
-            finally:
-                keeper.close()
-
-        with pytest.raises(UsageError, match=f"Port {port} is taken"):
-            asyncio.run(start())
 
 
 def test_a_slow_reader_slows_the_server_and_nobody_else(file: Path) -> None:
