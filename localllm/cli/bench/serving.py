@@ -64,6 +64,8 @@ def measure(target: str, api: Api, wish: Wish, talk: TalkFlags) -> Found:
             for cache in wish.caches:
                 runner.check(cache)
             spec = _look(runner, None if is_url(target) else target, found, wish.spec, shown)
+            filled = "as long as they are asked for" if spec.fills_length else "as long as the model makes them"
+            notes.explain(f"measuring {runner.endpoint.model} at {running.url}; answers are {filled}")
             with interrupts.cancelling() as cancel_by:
                 cancel_by(runner.stop)
                 try:
