@@ -38,13 +38,13 @@ fix: venv       ## format, and mend what ruff can
 bench: model    ## measure this machine: the rows of docs/benchmarks.md
 	@$(BIN)/localllm bench smollm2:135m
 
-bench-docs: model ## write docs/benchmarks.md (MODELS=folders with more GGUF files): some minutes on a quiet machine
-	@$(BIN)/python -m docs.benchmarks $(MODELS)
+bench-docs: model ## write docs/benchmarks.md (MODELS=folders with more GGUF files, PEERS=folder that peers.sh made): half an hour on a quiet machine
+	@$(BIN)/python -m docs.benchmarks $(MODELS) $(if $(PEERS),--peers $(PEERS)) $(if $(ONLY),--only $(ONLY))
 
 bench-serve: model ## measure the server (SERVE_MODELS=files PEERS=folder that peers.sh made): an hour on a quiet machine
 	@for model in $(or $(SERVE_MODELS),smollm2:135m); do \
 	  $(BIN)/python -m proof.serve_figures $$model $(if $(PEERS),--peers $(PEERS)) $(SERVE_FLAGS) >/dev/null || missed=1; done; \
-	  $(BIN)/python -m docs.benchmarks --server; exit $${missed:-0}
+	  $(BIN)/python -m docs.benchmarks --only page; exit $${missed:-0}
 
 faults: model   ## end the worker 200 times under 8 clients: some 15 minutes
 	@$(BIN)/python -m proof.faults $(FAULTS_FLAGS)

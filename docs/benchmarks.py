@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from docs.served import results, with_server
+from docs import compared
+from docs.served import MARK, results, with_server
 from localllm.bench.engine.markdown import markdown
 from localllm.bench.engine.opener import Opener
 from localllm.bench.engine.plan import Plan, measure
 from localllm.bench.engine.recorder import Recorder
 from localllm.bench.engine.report import Report
 from localllm.bench.machine.fingerprint import machine_line
+from localllm.errors import RuleFailed
 from localllm.models.catalog import DEFAULT_ALIAS
 
 PAGE = Path(__file__).with_name("benchmarks.md")
@@ -91,17 +94,32 @@ def measured(model: str) -> Report:
     return recorder.report(partial=False)
 
 
-def main(folders: list[str]) -> None:
-    """Measure the default model and those in `folders`, then write the page; `--server` writes that part alone."""
-    if folders == ["--server"]:
-        PAGE.write_text(with_server(PAGE.read_text(encoding="utf-8"), results()), encoding="utf-8")
-        return
-    paths = [path for folder in folders for path in sorted(Path(folder).glob("*.gguf"))]
-    reports = {DEFAULT_ALIAS: measured(DEFAULT_ALIAS)}
-    reports |= {path.stem: measured(str(path)) for path in paths if "smollm2-135m" not in path.stem.lower()}
-    PAGE.write_text(with_server(page(reports), results()), encoding="utf-8")
+def written(engine: str) -> None:
+    """Write the page: the engine's part as given, the others as they were measured last."""
+    text = with_server(f"{engine.rstrip()}\n\n{compared.section()}", results())
+    PAGE.write_text(text, encoding="utf-8")
     print(PAGE, file=sys.stderr)
 
 
+def main(arguments: list[str]) -> int:
+    """Measure what is asked for, then write the page; return 1 where the contract's servers were not measured."""
+    parser = argparse.ArgumentParser(prog="python -m docs.benchmarks", description=__doc__)
+    parser.add_argument("folders", nargs="*", help="folders with more GGUF files to measure in process")
+    parser.add_argument("--only", choices=("engine", "servers", "page"), help="one part; page: measure nothing")
+    parser.add_argument("--peers", type=Path, help="the folder that peers.sh made")
+    wanted = parser.parse_args(arguments)
+    engine = PAGE.read_text(encoding="utf-8").partition(compared.MARK)[0].partition(MARK)[0]
+    code = 0
+    if wanted.only in (None, "engine"):
+        paths = [path for folder in wanted.folders for path in sorted(Path(folder).glob("*.gguf"))]
+        reports = {DEFAULT_ALIAS: measured(DEFAULT_ALIAS)}
+        reports |= {path.stem: measured(str(path)) for path in paths if "smollm2-135m" not in path.stem.lower()}
+        engine = page(reports)
+    if wanted.only in (None, "servers"):
+        code = compared.measure(wanted.peers)
+    written(engine)
+    return 0 if code in (0, RuleFailed.exit_code) else 1
+
+
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))
