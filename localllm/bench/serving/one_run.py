@@ -123,16 +123,25 @@ class Run:
         )
 
     async def fill(self) -> None:
-        """Send what the asks begin with, once each, so that the server may keep it."""
-        salted = [self._salted(ask) for ask in self.asks]
+        """Send what the asks begin with, once each, so that the server may keep it.
+
+        After a restart nothing of this run is left but that, so each session's last turn is prepared for. On a warm
+        server the first turn is: the others find what the turns before them left.
+        """
+        is_restarted = self.spec.cache is Cache.RESTART
+        salted = [self._salted(ask) for ask in (self.asks if is_restarted else self._first_asks())]
         beginnings = prefixes(salted)
         n_sent = await self._send(beginnings, ", prefixes")
         if n_sent:
             n_whole = n_whole_in(salted, beginnings)
             repeated = f"; {n_whole} of them whole, as later turns repeat them" if n_whole else ""
+            what = f"what {len(salted)} requests" if is_restarted else f"what {len(salted)} sessions"
             how = f"in {n_sent} request{'s' * (n_sent != 1)}"
-            told = f"what {len(salted)} requests begin with was sent before, {how}{repeated}"
-            self.notes.append(told)
+            self.notes.append(f"{what} begin with was sent before, {how}{repeated}")
+
+    def _first_asks(self) -> list[Ask]:
+        """Return the first ask of each session."""
+        return [ask for ask, *_ in by_session(self._numbered)]
 
     async def warm_up(self) -> None:
         """Send requests of the same shape under salts of their own; they do not count."""

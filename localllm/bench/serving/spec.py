@@ -16,8 +16,8 @@ class Cache(Enum):
     """What the server may hold when a request comes.
 
     COLD: each request begins with text of its own, so nothing was computed before. WARM: what a
-    request shares with others was sent before, its own end was not. RESTART: as WARM, and the
-    server was stopped and started in between.
+    session begins with was sent before, its own end was not; later turns find what earlier ones left.
+    RESTART: what every request begins with was sent before, then the server was stopped and started.
     """
 
     COLD = "cold"

@@ -82,18 +82,17 @@ def test_each_cold_request_begins_with_text_of_its_own() -> None:
     assert ends(result) == ["answer"] * 6
 
 
-def test_warm_requests_share_a_salt_and_their_beginnings_were_sent_before() -> None:
+def test_warm_requests_share_a_salt_and_what_their_sessions_begin_with_was_sent_before() -> None:
     rival = Rival()
     result = run(rival, cache=Cache.WARM)
-    before, counted = rival.asked[1:3], rival.asked[3:]
+    before, counted = rival.asked[1:2], rival.asked[2:]
     assert len(counted) == len(result.samples) == 6
     salts = {text.partition("]")[0] for text in rival.texts()[1:]}
     assert len(salts) == 1
     assert {one["max_tokens"] for one in before} == {1}
-    beginnings = [one["messages"][:-1] for one in before]
-    for one in counted:
-        assert any(beginning[: len(one["messages"]) - 1] == one["messages"][:-1] for beginning in beginnings)
-    assert "what 6 requests begin with was sent before, in 2 requests" in notes(result)
+    assert {one["max_tokens"] for one in counted} != {1}
+    assert all(one["messages"][:1] == before[0]["messages"][:-1] for one in counted)
+    assert "what 2 sessions begin with was sent before, in 1 request" in notes(result)
 
 
 def test_no_two_runs_share_a_salt() -> None:
@@ -109,7 +108,7 @@ def test_warm_up_has_salts_of_its_own_and_does_not_count() -> None:
     result = run(rival, cache=Cache.WARM, n_warmup=3)
     assert result.n_warmed_up == 3
     assert len(result.samples) == 6
-    assert len(rival.asked) == 1 + 3 + 2 + 6
+    assert len(rival.asked) == 1 + 3 + 1 + 6
     salts = [text.partition("]")[0] for text in rival.texts()]
     assert len(set(salts[:4])) == 4
     assert len(set(salts[4:])) == 1
@@ -253,7 +252,7 @@ def test_all_of_a_warm_run_is_made_and_sent_before(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("localllm.bench.serving.one_run.N_AT_FIRST", 4)
     result = run(Rival(), cache=Cache.WARM, n_requests=12)
     assert len(result.samples) == 12
-    assert "what 12 requests begin with was sent before, in 4 requests" in notes(result)
+    assert "what 4 sessions begin with was sent before, in 1 request" in notes(result)
 
 
 def test_warm_runs_end_with_what_was_sent_before_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
