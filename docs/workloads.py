@@ -19,7 +19,8 @@ what is their own in it. The repeated share is the part of all prompt text, in a
 the run already began with: what a server with a perfect cache need not compute.
 
 `cache=cold+warm+restart` behind any of them says what was computed before: *cold* puts text of its own before each
-request; *warm* sends what requests share before, not their own ends; *restart* starts the server anew in between.
+request; *warm* sends before what a session begins with, and later turns find what earlier ones left; *restart* sends
+before what every request begins with, and starts the server anew in between.
 
 """
 
