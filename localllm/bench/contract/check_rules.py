@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 
 from localllm.bench.contract.cells import NEEDS_SLO, OF_START
 from localllm.bench.contract.places import Place, Places
 from localllm.bench.contract.tables import RuleTable
 from localllm.bench.contract.terms import Candidate, Cell, Key, Rule
 from localllm.bench.measures import Kind, Measure, measure, value_of
+from localllm.bench.workloads.parse import parse_workload
+from localllm.errors import UsageError
 
 
 def rules_of(
@@ -145,6 +148,9 @@ def _named(cell: Cell, key: str) -> str:
 
 
 def _is_named(cell: Cell, key: str, asked: str) -> bool:
-    """Say whether a rule's word names the cell: as the result spells it or, of a workload, by its kind alone."""
-    spelled = _named(cell, key)
-    return spelled == asked.strip() or (key == "workload" and spelled.partition(":")[0] == asked.strip())
+    """Say whether a rule's word names the cell: as it is spelled anywhere or, of a workload, by its kind alone."""
+    spelled, asked = _named(cell, key), asked.strip()
+    if key == "workload" and ":" in asked:
+        with suppress(UsageError):  # "rag:documents=2,answer=8" is "rag:answer=8,documents=2"
+            asked = parse_workload(asked).spec
+    return spelled == asked or (key == "workload" and spelled.partition(":")[0] == asked)

@@ -58,7 +58,8 @@ class RealTools:
     def runner(self, running: Running, candidate: Candidate, on_progress: OnProgress) -> Runs:
         """Return what measures a server."""
         key = self.key if candidate.url else None
-        return Runner(running, candidate.api, key=key, on_progress=on_progress)
+        info = self.models[candidate.model.name].info
+        return Runner(running, candidate.api, key=key, info_of=lambda _: info, on_progress=on_progress)
 
     def examine(self, endpoint: Endpoint) -> tuple[Preliminary, Any]:
         """Find out how a server answers, before anything is measured."""

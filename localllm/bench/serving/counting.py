@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from localllm.bench.client.calls import End, Outcome
-from localllm.bench.serving.endpoint import Endpoint, count_tokens
+from localllm.bench.serving.endpoint import Endpoint, TokenCount, count_tokens
 from localllm.bench.serving.result import Sample
 from localllm.bench.serving.trying import failure_of
 from localllm.bench.serving.wire import is_valid
 from localllm.bench.workloads.ask import Ask
 
-USAGE, SERVER, PIECES = "usage", "server tokenizer", "pieces"
+USAGE, PIECES = "usage", "pieces"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +34,17 @@ async def count(endpoint: Endpoint, asks: Sequence[Ask], outcomes: Sequence[Outc
         n_tokens = outcome.completion_tokens
         if n_tokens is None:
             counted = await _counted(endpoint, outcome) if token_source != PIECES else None
-            n_tokens = len(outcome.token_s) if counted is None else counted
+            n_tokens = len(outcome.token_s) if counted is None else counted.n_tokens
             if outcome.end is End.ANSWER:
                 n_without += 1
-                token_source = PIECES if counted is None else SERVER
+                token_source = PIECES if counted is None else counted.source
         valid = is_valid(ask, outcome.text) if outcome.end is End.ANSWER else None
         samples.append(Sample(outcome, ask.kind, ask.max_tokens, n_tokens, valid))
     notes = tuple(_notes(samples, n_without, token_source))
     return Counted(tuple(samples), token_source, notes)
 
 
-async def _counted(endpoint: Endpoint, outcome: Outcome) -> int | None:
+async def _counted(endpoint: Endpoint, outcome: Outcome) -> TokenCount | None:
     if outcome.end is not End.ANSWER or not outcome.text:
         return None
     return await count_tokens(endpoint, outcome.text)
@@ -53,10 +53,7 @@ async def _counted(endpoint: Endpoint, outcome: Outcome) -> int | None:
 def _notes(samples: Sequence[Sample], n_without: int, token_source: str) -> Iterator[str]:
     n = len(samples)
     if n_without:
-        how = "their tokens are those that the server's /tokenize counts in their text"
-        if token_source == PIECES:
-            how = "their pieces of text are counted as tokens"
-        yield f"{n_without} of {n} answers came without usage; {how}"
+        yield f"{n_without} of {n} answers came without usage; {_HOW[token_source]}"
     n_over = sum(sample.is_over_limit for sample in samples if sample.outcome.end is End.ANSWER)
     if n_over:
         yield f"{n_over} of {n} answers are longer than their max_tokens: the server does not keep it"
@@ -69,6 +66,11 @@ def _notes(samples: Sequence[Sample], n_without: int, token_source: str) -> Iter
         yield f"{len(some)} of {n} requests {_BECAME[end]}: {commonest}"
 
 
+_HOW = {
+    "server tokenizer": "their tokens are those that the server's /tokenize counts in their text",
+    "local tokenizer": "their tokens are those that the model's own file counts in their text",
+    PIECES: "their pieces of text are counted as tokens",
+}
 _BECAME = {
     End.REFUSED: "were refused",
     End.ERROR_EVENT: "ended in an error",

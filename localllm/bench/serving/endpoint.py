@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 from localllm.bench.client.calls import Target
@@ -24,13 +24,23 @@ class Endpoint:
     """One model of a server. `facts`: what the server tells of itself, as it tells it.
 
     Keys of `facts`: "server" (its header), "models" (listed names), "model" (its entry of /v1/models), "version",
-    "props", "api_version"; what a server has no route for is left out.
+    "props", "api_version"; what a server has no route for is left out. `counts`: counts the tokens of a text by the
+    model's own file, where that is on this machine.
     """
 
     target: Target
     model: str
     api: Api
     facts: Mapping[str, Any] = field(default_factory=dict)
+    counts: Callable[[str], int | None] = lambda text: None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCount:
+    """How many tokens a text is, and who says so."""
+
+    n_tokens: int
+    source: Literal["server tokenizer", "local tokenizer"]
 
 
 def is_url(text: str) -> bool:
@@ -83,11 +93,19 @@ def discover(
     return Endpoint(target, chosen, api, facts)
 
 
-async def count_tokens(endpoint: Endpoint, text: str) -> int | None:
-    """Return how many tokens `text` is, as the server's /tokenize counts; None where it has none.
+async def count_tokens(endpoint: Endpoint, text: str) -> TokenCount | None:
+    """Return how many tokens `text` is, as the server's /tokenize counts, else the model's file; None without either.
 
     No special token is added. Source: llama.cpp's server ({"content"}) and vLLM ({"model", "prompt"}).
     """
+    n_tokens = await _count_there(endpoint, text)
+    if n_tokens is not None:
+        return TokenCount(n_tokens, "server tokenizer")
+    n_tokens = await asyncio.to_thread(endpoint.counts, text)
+    return None if n_tokens is None else TokenCount(n_tokens, "local tokenizer")
+
+
+async def _count_there(endpoint: Endpoint, text: str) -> int | None:
     target = replace(endpoint.target, timeout_s=min(endpoint.target.timeout_s, 60.0))
     for fields in (
         {"content": text, "add_special": False},

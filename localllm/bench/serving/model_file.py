@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from localllm.bench.serving.endpoint import Endpoint
 from localllm.errors import LocalLLMError
 from localllm.models.info import ModelInfo
+
+if TYPE_CHECKING:
+    from localllm.backends.llamacpp.model import LlamaModel
 
 
 def known_info(endpoint: Endpoint, named: str | None = None) -> ModelInfo | None:
@@ -36,6 +42,29 @@ def known_info(endpoint: Endpoint, named: str | None = None) -> ModelInfo | None
             size_bytes = sum(file.stat().st_size for file in found.files)
             return info if size_bytes == (card.get("meta") or {}).get("size") else None
     return None
+
+
+def token_counter(info: ModelInfo | None) -> Callable[[str], int | None]:
+    """Return what counts the tokens of a text by a model's vocabulary, loaded when it is first asked; None: not known.
+
+    Nothing is counted where the vocabulary cannot be loaded here. The library stays loaded: for use after a run.
+    """
+
+    @cache
+    def vocabulary() -> LlamaModel | None:
+        from localllm import compose
+
+        if info is None:
+            return None
+        with suppress(LocalLLMError):
+            return compose.open_tokenizer(info.path)
+        return None
+
+    def count(text: str) -> int | None:
+        opened = vocabulary()
+        return None if opened is None else len(opened.tokenizer.encode(text, parse_special=False))
+
+    return count
 
 
 def _is_here(host: str) -> bool:

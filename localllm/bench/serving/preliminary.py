@@ -83,6 +83,7 @@ async def _checked(endpoint: Endpoint, outcome: Outcome) -> tuple[str, ...]:
     if said is None or outcome.tool_calls or not outcome.text:
         return ()
     counted = await count_tokens(endpoint, outcome.text)
-    if counted is None or abs(said - counted) <= max(TOLERANCE_TOKENS, TOLERANCE_SHARE * counted):
+    if counted is None or abs(said - counted.n_tokens) <= max(TOLERANCE_TOKENS, TOLERANCE_SHARE * counted.n_tokens):
         return ()
-    return (f"the server's usage says {said} tokens where its /tokenize counts {counted}",)
+    who = "its /tokenize" if counted.source == "server tokenizer" else "the model's own file"
+    return (f"the server's usage says {said} tokens where {who} counts {counted.n_tokens}",)

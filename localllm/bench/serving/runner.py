@@ -3,29 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 from localllm.bench.serving.counting import count
 from localllm.bench.serving.driving import OnProgress
 from localllm.bench.serving.endpoint import Endpoint, discover
+from localllm.bench.serving.model_file import token_counter
 from localllm.bench.serving.one_run import Run
 from localllm.bench.serving.result import RunResult
 from localllm.bench.serving.running import Running
 from localllm.bench.serving.spec import Api, Cache, RunSpec
 from localllm.bench.serving.trying import Tried, try_asks
 from localllm.errors import UsageError
+from localllm.models.info import ModelInfo
 
 
 class Runner:
     """Measures one server. One run at a time; `stop` may come from any thread.
 
+    `info_of`: what the file of the model says, where it is known, to count tokens that the server does not count.
     `on_progress` hears what is done, how much of it and of how much (0: not known), in the thread that runs.
     """
 
-    def __init__(self, running: Running, api: Api, *, key: str | None = None, on_progress: OnProgress) -> None:
+    def __init__(
+        self,
+        running: Running,
+        api: Api,
+        *,
+        key: str | None = None,
+        info_of: Callable[[Endpoint], ModelInfo | None] = lambda endpoint: None,
+        on_progress: OnProgress,
+    ) -> None:
         self._running = running
         self._api = api
         self._key = key
+        self._info_of = info_of
         self._on_progress = on_progress
         self._endpoint: Endpoint | None = None
         self._tried: dict[tuple[str, int], Tried] = {}
@@ -37,7 +51,8 @@ class Runner:
     def endpoint(self) -> Endpoint:
         """What is measured, found out at the first use. Raises as `discover`."""
         if self._endpoint is None:
-            self._endpoint = discover(self._running.url, api=self._api, key=self._key)
+            found = discover(self._running.url, api=self._api, key=self._key)
+            self._endpoint = replace(found, counts=token_counter(self._info_of(found)))
         return self._endpoint
 
     def stop(self) -> None:
@@ -98,7 +113,7 @@ class Runner:
         if self._stop.is_set():
             return
         self._on_progress(f"{run.name}: restart", 0, 0)
-        model = run.endpoint.model
+        before = run.endpoint
         restart = asyncio.create_task(asyncio.to_thread(self._running.restart))
         stop = asyncio.create_task(self._stop.wait())
         await asyncio.wait((restart, stop), return_when=asyncio.FIRST_COMPLETED)
@@ -108,8 +123,8 @@ class Runner:
             return
         stop.cancel()
         await restart
-        self._endpoint = await asyncio.to_thread(
-            lambda: discover(self._running.url, api=self._api, model=model, key=self._key)
+        found = await asyncio.to_thread(
+            lambda: discover(self._running.url, api=self._api, model=before.model, key=self._key)
         )
-        run.endpoint = self._endpoint
+        self._endpoint = run.endpoint = replace(found, counts=before.counts)
         run.make_calls()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from localllm.bench.client.calibrate import Overhead, calibrate
@@ -60,10 +61,17 @@ def measure(target: str, api: Api, wish: Wish, talk: TalkFlags) -> Found:
     key = read_api_key(None, notes)
     with Interrupts(outlives_answers=True) as interrupts, Shown(quiet=talk.quiet) as shown:
         with _running(target, shown) as running:
-            runner = Runner(running, api, key=None if key is None else key.decode("ascii"), on_progress=shown)
+            model = None if is_url(target) else target
+            runner = Runner(
+                running,
+                api,
+                key=None if key is None else key.decode("ascii"),
+                info_of=partial(known_info, named=model),
+                on_progress=shown,
+            )
             for cache in wish.caches:
                 runner.check(cache)
-            spec = _look(runner, None if is_url(target) else target, found, wish.spec, shown)
+            spec = _look(runner, model, found, wish.spec, shown)
             filled = "as long as they are asked for" if spec.fills_length else "as long as the model makes them"
             notes.explain(f"measuring {runner.endpoint.model} at {running.url}; answers are {filled}")
             with interrupts.cancelling() as cancel_by:

@@ -104,6 +104,13 @@ def test_rules_say_what_they_ask() -> None:
     assert first.cells == (("chat:turns=2", "warm", "concurrency 1"), ("chat:turns=2", "warm", "concurrency 4"))
 
 
+def test_a_rule_may_name_a_workload_as_the_contract_spells_it() -> None:
+    spelled = "chat:turns=2,answer=9"
+    text = TEXT.replace('"chat:turns=2"', f'"{spelled}"').replace('workload = "chat"', f'workload = "{spelled}"')
+    assert spelled in text
+    assert {workload for workload, _, _ in parsed(text).rules[0].cells} == {"chat:answer=9,turns=2"}
+
+
 def test_a_cache_may_stand_in_the_workloads_text() -> None:
     found = parsed(TEXT.replace('use = "story"', 'use = "story:cache=warm"'))
     assert found.cells[-1].cache is Cache.WARM

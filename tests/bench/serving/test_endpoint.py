@@ -14,7 +14,7 @@ import pytest
 
 from localllm.bench.client.calls import Target
 from localllm.bench.serving.asking import ask
-from localllm.bench.serving.endpoint import count_tokens, discover, is_url, without_choice
+from localllm.bench.serving.endpoint import TokenCount, count_tokens, discover, is_url, without_choice
 from localllm.errors import ServerUnreachable, UsageError
 from tests.bench.client.stand_in import Reply, Script, Seen
 from tests.bench.serving.rival import Rival, served
@@ -207,7 +207,7 @@ def test_tokens_are_counted_by_llama_cpp_and_by_vllm() -> None:
     llama = Rival(routes={"/tokenize": lambda fields: {"tokens": fields["content"].split()}})
     vllm = Rival(routes={"/tokenize": lambda fields: {"count": len(fields["prompt"].split())}})
     with served(llama) as url:
-        assert asyncio.run(count_tokens(discover(url, api="openai-chat"), "a b c")) == 3
+        assert asyncio.run(count_tokens(discover(url, api="openai-chat"), "a b c")) == TokenCount(3, "server tokenizer")
     with served(Rival()) as url:
         assert asyncio.run(count_tokens(discover(url, api="openai-chat"), "a b c")) is None
 
@@ -218,7 +218,7 @@ def test_tokens_are_counted_by_llama_cpp_and_by_vllm() -> None:
         await vllm(seen, reply)
 
     with served(refuses_content) as url:
-        assert asyncio.run(count_tokens(discover(url, api="openai-chat"), "a b")) == 2
+        assert asyncio.run(count_tokens(discover(url, api="openai-chat"), "a b")) == TokenCount(2, "server tokenizer")
 
 
 def test_a_count_that_is_no_number_is_none() -> None:

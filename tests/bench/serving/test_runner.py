@@ -7,13 +7,15 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from localllm import compose
 from localllm.bench.client.calls import End
 from localllm.bench.serving.result import RunResult
 from localllm.bench.serving.runner import Runner
@@ -372,6 +374,22 @@ def test_answers_without_usage_are_counted_by_the_servers_tokenizer() -> None:
     assert result.token_source == "server tokenizer"
     assert {sample.output_tokens for sample in result.samples} == {8}
     assert "6 of 6 answers came without usage" in notes(result)
+
+
+@pytest.mark.real
+def test_answers_without_usage_are_counted_by_the_models_own_file(smollm2: Path) -> None:
+    rival = Rival(tells_usage=False)
+    _, info = compose.find(smollm2)
+    with served(rival) as url:
+        result = Runner(
+            Given(url), "openai-chat", info_of=lambda endpoint: info, on_progress=lambda what, done, total: None
+        ).run(spec())
+    assert result.token_source == "local tokenizer"
+    with closing(compose.open_tokenizer(smollm2)) as opened:
+        texts = [sample.outcome.text for sample in result.samples]
+        counted = [len(opened.tokenizer.encode(text, parse_special=False)) for text in texts]
+    assert [sample.output_tokens for sample in result.samples] == counted
+    assert "the model's own file counts" in notes(result)
 
 
 def test_answers_without_usage_and_without_a_tokenizer_are_counted_in_pieces() -> None:
