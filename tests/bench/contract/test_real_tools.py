@@ -56,6 +56,7 @@ def test_a_command_is_started_and_a_url_is_used_as_it_is(tmp_path: Path) -> None
 def test_candidates_get_the_environment_from_before_a_library_changed_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
     _, real = tools(tmp_path)
     monkeypatch.setenv("GOMP_SPINCOUNT", "10000")
     assert "GOMP_SPINCOUNT" not in real.environment
