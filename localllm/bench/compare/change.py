@@ -141,9 +141,11 @@ def _of_samples(of: Measure, a: _Side, b: _Side, percent: float | None, *, may_p
         return _of_ratios(of, a, b, ratios)
     of_a, of_b = _paired_blocks(a, b) if is_paired else (a.blocks(), b.blocks())
     n_blocks = min(len(of_a), len(of_b))
-    drawn_a = blocks.draws(len(of_a), SEED)
-    drawn_b = drawn_a if is_paired else blocks.draws(len(of_b), SEED + 1)
-    found = blocks.resampled(of_a, percent, drawn_a), blocks.resampled(of_b, percent, drawn_b)
+    # One seed for both: each side's spread is its own, and the files swapped give the same, mirrored.
+    found = (
+        blocks.resampled(of_a, percent, blocks.draws(len(of_a), SEED)),
+        blocks.resampled(of_b, percent, blocks.draws(len(of_b), SEED)),
+    )
     is_relative = of.kind is not Kind.SHARE and a.value > 0 and b.value > 0 and all(_is_positive(x) for x in found)
     is_median = of.statistic == "p50"
     base = Change(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from localllm.bench.compare.cell import Cell, measure_named, shown
-from localllm.bench.compare.change import Change
+from localllm.bench.compare.change import Change, changed
 from localllm.bench.compare.comparison import CellComparison, Comparison
 from localllm.bench.measures import Kind, Measure, value_of
 from localllm.errors import UsageError
@@ -93,6 +94,8 @@ def _in_cell(rule: Rule, of: Measure, bound: float, cell: CellComparison) -> Ite
         yield judge(rule, bound, cell.name, line.change)
     elif cell.a.has(of):
         yield Outcome(rule, cell.name, True, None, bound, f"B has no {of.name}")
+    elif not rule.is_relative and (alone := changed(of, cell.b, cell.b)) is not None:
+        yield _of_value(rule, bound, cell.name, alone)
     elif cell.b.has(of):
         raise UsageError(f"--fail-on: A has no {of.name} to compare with ({cell.name}).", EXAMPLE)
 
@@ -106,7 +109,7 @@ def _of_change(rule: Rule, bound: float, cell: str, change: Change) -> Outcome:
     """A change fails where it is beyond the bound, and its interval wholly on that side of none."""
     value = change.relative
     is_beyond = value > bound if rule.is_above else value < bound
-    told = f"{100 * value:+.1f}%"
+    told = f"{100 * value:+.1f}%" if math.isfinite(value) else f"{change_text(change)} from none"
     if change.low is None or change.high is None:
         return Outcome(rule, cell, is_beyond, value, bound, f"{told}; one value each, so there is no interval")
     is_clear = change.low > 0 if rule.is_above else change.high < 0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 LARGEST = 1e15
 """No number of a benchmark is beyond this; what is would only spoil the arithmetic."""
+
+SMALLEST = 1e-15
+"""What is nearer to nothing is nothing, for the same reason."""
 
 
 class Malformed(Exception):
@@ -87,12 +89,12 @@ class Fields:
 
 
 def number(value: Any, place: str) -> float:
-    """Return a finite number. Raises Malformed."""
+    """Return a number of at most LARGEST. Raises Malformed."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise Malformed(place, f"{kind_of(value)} where a number should be")
-    if not math.isfinite(value) or abs(value) > LARGEST:
+    if not abs(value) <= LARGEST:  # nan neither
         raise Malformed(place, "a number beyond all measure")
-    return float(value)
+    return float(value) if abs(value) >= SMALLEST else 0.0
 
 
 def optional_numbers(values: list[Any], place: str) -> list[float | None]:

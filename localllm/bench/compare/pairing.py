@@ -148,5 +148,5 @@ def _changes(of: Callable[..., list[str]], a: Origin, b: Origin) -> list[str]:
     """Return what `of` says; a fingerprint that somebody edited is no reason to fail."""
     try:
         return of(a.fingerprint, b.fingerprint)
-    except (TypeError, AttributeError, KeyError, ValueError):
+    except (TypeError, AttributeError, KeyError, ValueError, OverflowError):
         return ["what the fingerprints say cannot be read"]

@@ -59,6 +59,19 @@ def test_a_file_does_not_differ_from_itself() -> None:
     assert all(each.change.change == 0 for each in found.cells[0].lines)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_files_swapped_give_the_same_verdicts_mirrored(seed: int) -> None:
+    """Of unlike numbers of requests too: which one is called A is the caller's choice."""
+    one, other = made_up.serve(run(seed, n=40)), made_up.serve(run(seed + 100, n=48, factor=1.08))
+    mirrored = {Verdict.BETTER: Verdict.WORSE, Verdict.WORSE: Verdict.BETTER}
+    there, back = compared(one, other), compared(other, one)
+    for old, new in zip(there.cells[0].lines, back.cells[0].lines, strict=True):
+        assert mirrored.get(old.verdict, old.verdict) is new.verdict
+        assert old.p_adjusted == pytest.approx(new.p_adjusted)
+        if old.change.is_relative and old.change.low is not None and new.change.high is not None:
+            assert (1 + old.change.low) * (1 + new.change.high) == pytest.approx(1)
+
+
 def test_a_rate_from_one_run_has_an_interval_from_its_stretches() -> None:
     found = line(compared(made_up.serve(run(1)), made_up.serve(run(2, factor=2.0))), "output_throughput")
     assert found.verdict is Verdict.WORSE
@@ -206,6 +219,14 @@ def test_a_changed_version_is_told_and_no_reason_to_refuse() -> None:
     new = made_up.serve(BASE)
     new["fingerprint"]["software"]["llama-cpp-python"] = "0.3.37"
     assert any("0.3.37" in note for note in compared(made_up.serve(BASE), new).notes)
+
+
+def test_an_edited_fingerprint_is_no_crash() -> None:
+    """Memory of more bytes than a float holds."""
+    data = msgspec.json.encode(made_up.serve(run(1), machine={**made_up.MACHINE, "ram_bytes": 7}))
+    huge = cells_of(data.replace(b'"ram_bytes":7', b'"ram_bytes":1' + b"0" * 400), "x.json")
+    with pytest.raises(UsageError, match="cannot be read"):
+        compare(cells(made_up.serve(run(1))), huge)
 
 
 def test_files_without_fingerprint_are_compared_with_a_caveat_where_the_machine_agrees() -> None:

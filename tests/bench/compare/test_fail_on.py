@@ -101,6 +101,18 @@ def test_a_measure_that_the_new_file_lost_fails_and_one_that_the_old_never_had_i
         outcomes(lost, serve(), "ttft_p95>+5%")
 
 
+def test_a_value_is_judged_by_the_new_file_alone_where_the_old_has_none() -> None:
+    lost = serve(errors=["lost"] * 30, error=1.0)
+    assert failed(lost, serve(), "ttft_p95>1ms,ttft_p95>10s") == [True, False]
+
+
+def test_a_change_from_none_is_told_in_its_unit() -> None:
+    idle, queued = (serve(server_queue_times=[wait] * 30) for wait in (0.0, 0.5))
+    (found,) = outcomes(idle, queued, "queue_p50>+5%")
+    assert found.has_failed
+    assert found.why.startswith("+500 ms from none, and the interval")
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [

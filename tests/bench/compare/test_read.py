@@ -167,6 +167,7 @@ WHOLE = msgspec.json.encode(made_up.serve(made_up.run(FIRST_S, PACE_S)))
         (changed("itls", [1, 2, 3, 4]), "runs[0].itls[0]"),
         (changed("itls", [[], [], [], [1e300]]), "beyond all measure at runs[0].itls[3][0]"),
         (changed("output_throughput", 1e16), "beyond all measure at runs[0].output_throughput"),
+        (b'{"localllm_bench_serve": 1, "runs": [{"output_throughput": 1' + b"0" * 400 + b"}]}", "beyond all measure"),
         (changed("load", 3), "a number where an object should be at runs[0].load"),
         (changed("load", {"concurrency": "x"}), "a text where a number should be at runs[0].load.concurrency"),
         (changed("partial", "yes"), "a text where true or false should be at runs[0].partial"),
@@ -234,6 +235,14 @@ def test_no_value_in_any_place_crashes_reading_or_comparing(data: st.DataObject)
     with suppress(UsageError):
         compare(cells(whole), cells(broken), force=True)
         compare(cells(broken), cells(whole), force=data.draw(st.booleans()))
+
+
+@pytest.mark.parametrize("rate", [1e-320, 1e-300, 1e-16, -1e-300, 1e15])
+def test_no_number_spoils_the_arithmetic(rate: float) -> None:
+    usual = cells(made_up.serve(made_up.run(FIRST_S * 5, PACE_S * 5)))
+    odd = cells(made_up.serve(made_up.run(FIRST_S * 5, PACE_S * 5, output_throughput=rate, ttfts=[rate] * 20)))
+    for a, b in ((usual, odd), (odd, usual), (odd, odd)):
+        assert compare(a, b).cells[0].lines
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
