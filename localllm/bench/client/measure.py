@@ -83,7 +83,7 @@ def summarise_run(result: RunResult) -> RunSummary:
         "accepted_share": _ratio(accepted, drafted),
         "peak_memory": result.resources.peak_memory_bytes,
         "joules_per_token": _ratio(result.resources.joules, output_tokens),
-        "ready": _ready_ms(result.server),
+        "ready": None if result.ready_s is None else 1e3 * result.ready_s,
     }
     prompt_tokens = _prompt_tokens(answers)
     total_tokens = None if prompt_tokens is None else prompt_tokens + output_tokens
@@ -205,11 +205,6 @@ def _drafts(answers: Iterable[Sample]) -> tuple[int | None, int | None]:
         return None, None
     accepted = sum(n for n, _ in told)
     return accepted + sum(n for _, n in told), accepted
-
-
-def _ready_ms(server: Mapping[str, object]) -> float | None:
-    ready_s = server.get("ready_s")
-    return 1e3 * ready_s if isinstance(ready_s, (int, float)) else None
 
 
 def _ratio(part: float | None, whole: float | None) -> float | None:

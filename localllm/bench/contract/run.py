@@ -120,7 +120,7 @@ class ContractRun:
             runner = self._runner(standing, running, when)
             for cell in self._contract.cells:
                 if cell.key not in standing.unsupported:
-                    self._measure(standing, running, runner, cell, number, fills)
+                    self._measure(standing, runner, cell, number, fills)
 
     def _runner(self, standing: Standing, running: Running, when: str) -> Runs:
         if running.ready_s is not None:
@@ -132,9 +132,7 @@ class ContractRun:
             lambda what, done, total: self._told.progress(f"{when}, {name}: {what}", done, total),
         )
 
-    def _measure(
-        self, standing: Standing, running: Running, runner: Runs, cell: Cell, number: int, fills: bool
-    ) -> None:
+    def _measure(self, standing: Standing, runner: Runs, cell: Cell, number: int, fills: bool) -> None:
         """Measure one cell; again, as often as the contract says, where the machine was disturbed."""
         contract = self._contract
         spec = cell.spec(n_warmup=contract.n_warmup, seed=contract.seed, fills_length=fills)
@@ -142,7 +140,7 @@ class ContractRun:
             with self._cancelling() as cancel_by:
                 cancel_by(lambda: self._stop(runner))
                 result = runner.run(spec)
-            self._keep(standing.candidate, cell, result, running, number)
+            self._keep(standing.candidate, cell, result, number)
             if self._is_stopped:
                 raise Ended
             if result.partial:
@@ -161,10 +159,9 @@ class ContractRun:
         self._is_stopped = True
         runner.stop()
 
-    def _keep(self, candidate: Candidate, cell: Cell, result: RunResult, running: Running, number: int) -> None:
+    def _keep(self, candidate: Candidate, cell: Cell, result: RunResult, number: int) -> None:
         run = run_document(result)
-        ready_ms = None if running.ready_s is None else 1e3 * running.ready_s
-        self._outcome.measured.add(candidate, cell, {**run, "round": number, "ready_ms": ready_ms})
+        self._outcome.measured.add(candidate, cell, {**run, "round": number})
 
 
 def _turns(standings: Sequence[Standing], number: int) -> list[Standing]:

@@ -64,6 +64,7 @@ class Run:
         self._calls: list[Call] = []
         self._n_warmed_up = 0
         self._began_at = ""
+        self._ready_s: float | None = None
         self._elapsed_s = 0.0
         self._client_cpu_s = 0.0
         self._resources = Resources()
@@ -166,6 +167,7 @@ class Run:
         spec = self.spec
         self.kept = kept = self._new_kept("", self._n_expected(), spec.duration_s)
         self._began_at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        self._ready_s = running.ready_s
         watch = Watch(running.pids)
         with watch:
             began_s, began_cpu_s = time.perf_counter(), time.process_time()
@@ -260,6 +262,7 @@ class Run:
             partial=not unsupported and self._stop.is_set(),
             notes=(*self.notes, *counted.notes, *self._last_notes()),
             server=self.endpoint.facts,
+            ready_s=self._ready_s,
         )
 
     def _last_notes(self) -> Iterator[str]:

@@ -36,7 +36,8 @@ class RunResult:
 
     `began_at`: UTC, ISO 8601. `client_cpu_s`: CPU time of this process while it ran. `token_source`:
     "usage", "server tokenizer", "local tokenizer" or "pieces". `unsupported`: why the endpoint
-    cannot do this workload; nothing is counted then. `partial`: it was ended early.
+    cannot do this workload; nothing is counted then. `partial`: it was ended early. `ready_s`: from the
+    server's last start until it answered, where it was started here.
     """
 
     spec: RunSpec
@@ -53,3 +54,4 @@ class RunResult:
     partial: bool = False
     notes: tuple[str, ...] = ()
     server: Mapping[str, Any] = field(default_factory=dict)
+    ready_s: float | None = None

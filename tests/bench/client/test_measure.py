@@ -158,8 +158,8 @@ def test_memory_and_energy_are_what_the_watch_found() -> None:
 
 
 def test_ready_is_told_by_whoever_started_the_server() -> None:
-    assert summarise_run(result(server={"ready_s": 1.25})).value("ready") == pytest.approx(1250)
-    assert summarise_run(result(server={"ready_s": None})).value("ready") is None
+    assert summarise_run(result(ready_s=1.25)).value("ready") == pytest.approx(1250)
+    assert summarise_run(result(ready_s=None)).value("ready") is None
 
 
 def test_goodput_is_the_requests_within_every_bound() -> None:

@@ -169,6 +169,7 @@ class FakeRuns:
             duration_s=4 * 5 * gap_s,
             resources=Resources(disturbances=(disturbed,) if disturbed else ()),
             unsupported=unsupported,
+            ready_s=0.25,
             partial=self.is_stopped or tools.dies(self.name, n),
             notes=("the server stopped answering",) if tools.dies(self.name, n) else (),
         )
