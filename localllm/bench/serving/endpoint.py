@@ -15,6 +15,9 @@ from localllm.bench.serving.spec import Api
 from localllm.errors import LocalLLMError, ServerUnreachable, UsageError
 
 FACT_TIMEOUT_S = 5.0
+UNNAMED = "default"
+"""What the model of a server is called that lists none, where `?model=NAME` does not say."""
+_NO_LIST = (404, 405, 501)
 _FACTS = ("/version", "/props", "/api/version")
 _PROPS = ("build_info", "model_path", "total_slots", "default_generation_settings", "chat_template_caps")
 
@@ -79,6 +82,8 @@ def discover(
     model = model or named
     target = _target(address, key, timeout_s)
     reply = _listed(address, target, has_key=key is not None)
+    if reply.status in _NO_LIST and _answers(target, api, model or UNNAMED):
+        return Endpoint(target, model or UNNAMED, api, {"url": address, "models": [], "model": {}} | _told(target))
     entries = _entries(address, reply)
     names = [str(entry["id"]) for entry in entries]
     if model is not None and model not in names:
@@ -150,15 +155,26 @@ def _listed(address: str, target: Target, *, has_key: bool) -> Reply:
             f"{address} is not ready: HTTP {reply.status} for /v1/models.",
             "wait for its model to load, and look at its log",
         )
+    return reply
+
+
+def _answers(target: Target, api: Api, model: str) -> bool:
+    """Say whether a server that lists no models answers the API's questions all the same."""
+    asked: dict[str, Any] = {"model": model, "max_tokens": 1, "stream": True}
+    if api == "openai-chat":
+        reply = ask(target, "/v1/chat/completions", asked | {"messages": [{"role": "user", "content": "Hi."}]})
+    else:
+        reply = ask(target, "/v1/completions", asked | {"prompt": "Hi."})
+    is_stream = reply.headers.get("content-type", "").startswith("text/event-stream")
+    return reply.status == 200 and (is_stream or (isinstance(reply.json, dict) and "choices" in reply.json))
+
+
+def _entries(address: str, reply: Reply) -> list[Mapping[str, Any]]:
     if reply.status != 200:
         raise ServerUnreachable(
             f"{address} is no OpenAI endpoint: HTTP {reply.status} for /v1/models.",
             "give the address that /v1 follows, as http://127.0.0.1:8080",
         )
-    return reply
-
-
-def _entries(address: str, reply: Reply) -> list[Mapping[str, Any]]:
     body = reply.json
     data = body.get("data") if isinstance(body, dict) else None
     if not isinstance(data, list):

@@ -15,6 +15,7 @@ import pytest
 from localllm.bench.client.calls import Target
 from localllm.bench.serving.asking import ask
 from localllm.bench.serving.endpoint import TokenCount, count_tokens, discover, is_url, without_choice
+from localllm.bench.serving.spec import Api
 from localllm.errors import ServerUnreachable, UsageError
 from tests.bench.client.stand_in import Reply, Script, Seen
 from tests.bench.serving.rival import Rival, served
@@ -201,6 +202,23 @@ def test_a_server_that_says_nothing_is_given_up() -> None:
 
     with served(silent) as url, pytest.raises(ServerUnreachable, match="does not answer in time"):
         discover(url, api="openai-chat", timeout_s=0.2)
+
+
+@pytest.mark.parametrize("api", ["openai-chat", "openai-completions"])
+@pytest.mark.parametrize(("named", "model"), [("", "default"), ("?model=small", "small")])
+def test_a_server_that_lists_no_models_is_measured_where_it_answers(api: Api, named: str, model: str) -> None:
+    rival = Rival()
+
+    async def unlisted(seen: Seen, reply: Reply) -> None:
+        if "/v1/models" in seen.line:
+            await reply.json({"detail": "Not Found"}, "404 Not Found")
+            return
+        await rival(seen, reply)
+
+    with served(unlisted) as url:
+        found = discover(f"{url}{named}", api=api)
+    assert (found.model, found.facts["models"]) == (model, [])
+    assert [one["model"] for one in rival.asked] == [model]
 
 
 def test_tokens_are_counted_by_llama_cpp_and_by_vllm() -> None:
