@@ -27,7 +27,7 @@ caption { text-align: left; color: var(--muted); padding: 4px 0; font-size: 13.5
 th, td { padding: 4px 12px 4px 0; text-align: left; vertical-align: top; border-bottom: 1px solid var(--grid); }
 th { font-weight: 600; color: var(--muted); border-bottom-color: var(--rule); white-space: nowrap; }
 td { max-width: 560px; overflow-wrap: break-word; }
-th.n, td.n { text-align: right; padding: 4px 0 4px 12px; white-space: nowrap; }
+th.n, td.n { text-align: right; padding: 4px 12px 4px 12px; white-space: nowrap; }
 .good { color: var(--good); font-weight: 600; } .bad { color: var(--bad); font-weight: 700; }
 .figures { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 430px), 1fr)); gap: 18px;
   align-items: start; }
