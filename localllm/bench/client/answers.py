@@ -106,8 +106,7 @@ def fold_body(status: int, body: bytes) -> Answer:
     answer.terminals.append("done")
     if status >= 400:
         answer.faults.append(f"status {status} without an error")
-        # Some servers tell why in a way of their own.
-        answer.error_message = (as_text(whole.get("detail")) or as_text(whole.get("message")))[:MAX_MESSAGE_CHARS]
+        answer.error_message = _own_words(whole)[:MAX_MESSAGE_CHARS]
     for place, choice in enumerate(_choices(whole)):
         _fold_message(answer, place, choice)
     _note_counts(answer, whole)
@@ -218,6 +217,17 @@ def _note_error(answer: Answer, body: dict[str, Any]) -> bool:
         error = error.get("message") or ""
     answer.error_message = _whole(str(error))[:MAX_MESSAGE_CHARS]
     return True
+
+
+def _own_words(body: dict[str, Any]) -> str:
+    """Return why a server refused, told in a way of its own: FastAPI's `detail` is a text or a list of findings."""
+    for told in (body.get("detail"), body.get("message")):
+        if isinstance(told, str) and told:
+            return _whole(told)
+        if isinstance(told, list):
+            found = [as_text(as_dict(one).get("msg")) for one in told]
+            return _whole("; ".join(one for one in found if one))
+    return ""
 
 
 def _choices(body: dict[str, Any]) -> list[dict[str, Any]]:

@@ -11,6 +11,8 @@ from localllm.bench.client.calls import Call, End, Outcome
 from localllm.bench.client.http1 import AnswerReader, EventSplitter, Malformed
 
 MAX_BODY_BYTES = 64 << 20
+MAX_EVENTS = 1 << 18
+"""Of one answer, comments included: what goes on beyond is no answer, and would fill the memory."""
 EVENTS_AT_ONCE = 64
 """So many events of an ended answer are decoded (0.3 ms) before other connections are looked at again."""
 
@@ -58,16 +60,18 @@ class Exchange:
             self.finish(now_s, End.CANCELLED)
 
     def _take_body(self, now_s: float, piece: bytes) -> None:
-        if self._is_stream:
-            for event in self._splitter.feed(piece):
-                self._events.append((now_s, event))
-                if self._on_event is not None:
-                    self._on_event(now_s)
-            return
         self._n_bytes += len(piece)
         if self._n_bytes > MAX_BODY_BYTES:
-            raise Malformed("the body is too long")
-        self._body.append(piece)
+            raise Malformed(f"the answer does not end: it is longer than {MAX_BODY_BYTES >> 20} MiB")
+        if not self._is_stream:
+            self._body.append(piece)
+            return
+        for event in self._splitter.feed(piece):
+            self._events.append((now_s, event))
+            if self._on_event is not None:
+                self._on_event(now_s)
+        if len(self._events) > MAX_EVENTS:
+            raise Malformed(f"the answer does not end: it has more than {MAX_EVENTS} events")
 
     def lose(self) -> None:
         """Note that the connection ended."""

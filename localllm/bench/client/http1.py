@@ -13,6 +13,7 @@ from localllm.errors import UsageError
 
 MAX_HEAD_BYTES = 64 << 10
 MAX_EVENT_BYTES = 16 << 20
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class Malformed(Exception):
@@ -92,12 +93,19 @@ class EventSplitter:
 
     def __init__(self) -> None:
         self._held = b""
+        self._has_begun = False
+        self._is_after_cr = False
 
     def feed(self, data: bytes) -> list[bytes]:
         """Return the events that `data` completes, without the empty lines between. Raises Malformed."""
+        if self._is_after_cr and data:  # its line has ended: a "\n" now is the rest of that end
+            data, self._is_after_cr = data.removeprefix(b"\n"), False
+        if b"\r" in data:
+            self._is_after_cr = data.endswith(b"\r")
+            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         held = self._held + data if self._held else data
-        if b"\r" in held:
-            held = held.replace(b"\r\n", b"\n")
+        if not self._has_begun and len(held) >= len(_BYTE_ORDER_MARK):
+            held, self._has_begun = held.removeprefix(_BYTE_ORDER_MARK), True
         *events, rest = held.split(b"\n\n")
         if len(rest) > MAX_EVENT_BYTES:
             raise Malformed("an event does not end")

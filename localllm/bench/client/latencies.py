@@ -12,6 +12,8 @@ from localllm.bench.client.calls import Outcome
 from localllm.bench.stats import mean, stdev
 
 PERCENTILES = (50, 90, 95, 99)
+_MAX_QUEUE_MS = 1e9
+"""Twelve days: what a server tells beyond that, or below 0, is no time that a request waited."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,9 @@ def e2e_ms(outcome: Outcome) -> float:
 def queue_ms(outcome: Outcome) -> float | None:
     """Return the milliseconds in the server's queue, as its `timings` tell; None where they do not."""
     told = (outcome.timings or {}).get("queue_ms")
-    return float(told) if isinstance(told, (int, float)) and not isinstance(told, bool) else None
+    if isinstance(told, bool) or not isinstance(told, (int, float)) or not 0 <= told <= _MAX_QUEUE_MS:
+        return None
+    return float(told)
 
 
 def itl_ms(outcome: Outcome) -> list[float]:

@@ -163,6 +163,7 @@ def test_an_error_without_a_cover_is_an_error() -> None:
     [
         ({"detail": "Not Found"}, "Not Found"),
         ({"message": "gone"}, "gone"),
+        ({"detail": [{"loc": ["body"], "msg": "too long"}, {"msg": "no model"}, 7]}, "too long; no model"),
         (b"404 page not found", "404 page not found"),
         (b"\xff\xfe", "\N{REPLACEMENT CHARACTER}" * 2),
         (b"", ""),

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from localllm.bench.client import exchange
 from localllm.bench.client.calls import End
 from tests.bench.client.stand_in import Reply, Seen
 from tests.bench.client.talking import error, send
@@ -124,3 +125,22 @@ def test_a_whole_answer_that_breaks_the_rules_is_told(value: Any, status: str) -
         await reply.json(value, status)
 
     assert send(whole).end is End.MALFORMED
+
+
+@pytest.mark.parametrize(
+    ("limit", "most", "words"),
+    [("MAX_EVENTS", 100, "more than 100 events"), ("MAX_BODY_BYTES", 1 << 20, "longer than 1 MiB")],
+)
+@pytest.mark.parametrize("piece", [b": ping\n\n", b'data: {"choices":[{"index":0,"delta":{"content":"on"}}]}\n\n'])
+def test_a_stream_without_end_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, limit: str, most: int, words: str, piece: bytes
+) -> None:
+    async def endless(seen: Seen, reply: Reply) -> None:
+        await reply.begin_stream()
+        while True:
+            await reply.chunk(100 * piece)
+
+    monkeypatch.setattr(exchange, limit, most)
+    outcome = send(endless)
+    assert (outcome.end, outcome.fault.partition(": ")[0]) == (End.MALFORMED, "the answer does not end")
+    assert words in outcome.fault

@@ -143,7 +143,7 @@ def test_whether_the_connection_is_kept(connection: str, kept: bool) -> None:
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 2, 5, 1000])
-@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
 def test_events_are_the_same_however_they_arrive(newline: str, piece_bytes: int) -> None:
     stream = ": ping\n\ndata: one\n\n\nevent: x\ndata: two\ndata:three\n\ndata: cut".replace("\n", newline).encode()
     splitter = EventSplitter()
@@ -152,3 +152,18 @@ def test_events_are_the_same_however_they_arrive(newline: str, piece_bytes: int)
         events += splitter.feed(stream[start : start + piece_bytes])
     assert [data_of(event) for event in events] == [None, b"one", b"two\nthree"]
     assert splitter.rest == b"data: cut"
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 2, 5, 1000])
+def test_a_byte_order_mark_before_a_stream_is_no_part_of_its_first_event(piece_bytes: int) -> None:
+    stream = "\ufeffdata: one\n\ndata: \ufeff two\n\n".encode()
+    splitter = EventSplitter()
+    pieces = [stream[start : start + piece_bytes] for start in range(0, len(stream), piece_bytes)]
+    events = [event for piece in pieces for event in splitter.feed(piece)]
+    assert [data_of(event) for event in events] == [b"one", "\ufeff two".encode()]
+
+
+def test_an_event_is_complete_with_its_last_line_end_whatever_that_is() -> None:
+    splitter = EventSplitter()
+    assert splitter.feed(b"data: one\r\r") == [b"data: one"]
+    assert splitter.feed(b"data: two\r\n\r\n") == [b"data: two"]

@@ -44,7 +44,10 @@ def test_one_token_or_one_piece_has_no_pace() -> None:
     assert answer_ttft_ms(outcome(token_s=(10.5,))) is None  # only a thought
 
 
-@pytest.mark.parametrize("timings", [None, {}, {"queue_ms": "7"}, {"queue_ms": True}])
+ODD = [{"queue_ms": value} for value in (-1.0, 4e300, float("nan"), float("inf"))]
+
+
+@pytest.mark.parametrize("timings", [None, {}, {"queue_ms": "7"}, {"queue_ms": True}, {"queue_ms": 10**400}, *ODD])
 def test_no_queue_is_told_where_the_server_tells_none(timings: dict[str, object] | None) -> None:
     assert queue_ms(outcome(timings=timings)) is None
 
