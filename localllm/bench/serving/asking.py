@@ -5,7 +5,9 @@ from __future__ import annotations
 import http.client
 import socket
 import ssl
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,23 +39,46 @@ class Reply:
 
 def ask(target: Target, path: str, fields: Mapping[str, Any] | None = None) -> Reply:
     """Return the answer to a GET, or to a POST of `fields`. Raises ServerUnreachable with a sentence and a hint."""
-    connection = _connection(target)
+    connection, late = _connection(target), threading.Event()
     headers = dict(target.headers)
     body = None if fields is None else msgspec.json.encode(fields)
     if body is not None:
         headers |= {"content-type": "application/json", "content-length": str(len(body))}
     try:
         connection.connect()
-        if connection.sock is not None:
-            connection.sock.settimeout(target.timeout_s)
-        connection.request("GET" if body is None else "POST", target.prefix + path, body, headers)
-        answer = connection.getresponse()
-        told = {name.lower(): value for name, value in answer.getheaders()}
-        return Reply(answer.status, told, answer.read(MAX_BODY_BYTES))
-    except (OSError, http.client.HTTPException, UnicodeError) as error:
-        raise _failure(target, error) from None
+        with _ended_after(connection, target.timeout_s, late):
+            connection.request("GET" if body is None else "POST", target.prefix + path, body, headers)
+            answer = connection.getresponse()
+            told = {name.lower(): value for name, value in answer.getheaders()}
+            reply = Reply(answer.status, told, answer.read(MAX_BODY_BYTES))
+    except (OSError, http.client.HTTPException, UnicodeError, ValueError) as error:
+        raise _failure(target, TimeoutError() if late.is_set() else error) from None
     finally:
         connection.close()
+    if late.is_set():  # a body without a length ends like this too
+        raise _failure(target, TimeoutError())
+    return reply
+
+
+@contextmanager
+def _ended_after(connection: http.client.HTTPConnection, timeout_s: float, late: threading.Event) -> Iterator[None]:
+    """End the connection at that time whatever comes: a timeout of its own begins anew with every byte."""
+    sock = connection.sock
+    assert isinstance(sock, socket.socket)
+    sock.settimeout(timeout_s)
+
+    def end() -> None:
+        late.set()
+        with suppress(OSError):
+            socket.socket.shutdown(sock, socket.SHUT_RDWR)  # of the plain socket: TLS would wait for a farewell
+
+    timer = threading.Timer(timeout_s, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _connection(target: Target) -> http.client.HTTPConnection:

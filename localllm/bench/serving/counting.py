@@ -14,6 +14,8 @@ from localllm.bench.serving.wire import is_valid
 from localllm.bench.workloads.ask import Ask
 
 USAGE, PIECES = "usage", "pieces"
+TOO_FEW = 0.5
+"""Tokens a piece of text, on the whole: less, and `usage` does not count what was sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ def _notes(samples: Sequence[Sample], n_without: int, token_source: str) -> Iter
     n_over = sum(sample.is_over_limit for sample in samples if sample.outcome.end is End.ANSWER)
     if n_over:
         yield f"{n_over} of {n} answers are longer than their max_tokens: the server does not keep it"
+    yield from _oddities([sample.outcome for sample in samples if sample.outcome.end is End.ANSWER])
     failures: dict[End, list[Outcome]] = {}
     for sample in samples:
         if sample.outcome.end is not End.ANSWER:
@@ -64,6 +67,16 @@ def _notes(samples: Sequence[Sample], n_without: int, token_source: str) -> Iter
     for end, some in failures.items():
         (commonest, _), *_ = Counter(failure_of(outcome) for outcome in some).most_common(1)
         yield f"{len(some)} of {n} requests {_BECAME[end]}: {commonest}"
+
+
+def _oddities(answers: Sequence[Outcome]) -> Iterator[str]:
+    n, n_whole = len(answers), sum(not outcome.is_stream for outcome in answers)
+    if n_whole:
+        yield f"{n_whole} of {n} answers came whole, not as a stream: they have no times but that of their end"
+    counted = [(one.completion_tokens, len(one.token_s)) for one in answers]
+    n_too_few = sum(n_tokens is not None and n_tokens < TOO_FEW * n_pieces for n_tokens, n_pieces in counted)
+    if n_too_few:
+        yield f"{n_too_few} of {n} answers came in far more pieces than their usage says they have tokens"
 
 
 _HOW = {

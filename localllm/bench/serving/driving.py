@@ -15,7 +15,7 @@ from localllm.bench.client.load import closed_loop, open_loop
 from localllm.bench.serving.spec import Load
 
 N_DOWN = 3
-"""So many requests in a row that reach nobody, and the server is taken for dead."""
+"""So many requests in a row that reach nobody, or are not answered in all their time, and the server is dead."""
 PROGRESS_EVERY_S = 0.2
 
 OnProgress: TypeAlias = Callable[[str, int, int], None]
@@ -47,7 +47,7 @@ class Kept:
         if outcome.end is End.CANCELLED:  # by a stop: it was not to end like that
             return
         self.outcomes.append(outcome)
-        self._n_down = self._n_down + 1 if outcome.end is End.UNREACHABLE else 0
+        self._n_down = self._n_down + 1 if outcome.end in (End.UNREACHABLE, End.TIMED_OUT) else 0
         self._n_errors += outcome.end is not End.ANSWER
         self._n_tokens += outcome.completion_tokens or len(outcome.token_s)
         if self._n_down >= N_DOWN:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from types import TracebackType
 from urllib.parse import quote
@@ -19,6 +18,7 @@ from urllib.parse import quote
 import psutil
 
 from localllm.bench.client.calls import Target
+from localllm.bench.serving.asking import ask
 from localllm.bench.serving.process_tree import ProcessTree, listeners
 from localllm.errors import LocalLLMError, ModelRefused, NotEnoughMemory, ServerUnreachable, UsageError, pasteable
 
@@ -273,14 +273,11 @@ def _status_when_ready(port: int, key: str | None) -> int | None:
 
 
 def _status(port: int, path: str, headers: Mapping[str, str]) -> int | None:
-    connection = HTTPConnection(_HOST, port, timeout=_POLL_TIMEOUT_S)
+    target = Target(_HOST, port, headers=tuple(headers.items()), timeout_s=_POLL_TIMEOUT_S)
     try:
-        connection.request("GET", path, headers=headers)
-        return connection.getresponse().status
-    except (OSError, HTTPException):
+        return ask(target, path).status
+    except ServerUnreachable:
         return None
-    finally:
-        connection.close()
 
 
 def _words(tree: ProcessTree) -> str:

@@ -69,7 +69,7 @@ async def _try(
         short = ask if is_judged else replace(ask, max_tokens=min(ask.max_tokens, FEW_TOKENS))
         outcome = await client.send(call_of(salted(short), endpoint, fills_length=False))
         check_key(endpoint, outcome)
-        if outcome.end is End.REFUSED and outcome.status in REFUSALS:
+        if outcome.end in (End.REFUSED, End.MALFORMED) and outcome.status in REFUSALS:
             return failure_of(outcome)
         if outcome.end is End.ANSWER:
             answers.append((ask, outcome))
@@ -116,7 +116,15 @@ def _problem(ask: Ask, outcome: Outcome) -> str:
 
 
 def check_key(endpoint: Endpoint, outcome: Outcome) -> None:
-    """Raise ServerUnreachable where a server that lists its models to anybody refuses the key, or asks for one."""
+    """Raise ServerUnreachable where a server that lists its models to anybody refuses the key, or asks for one.
+
+    Also where it does not even end a short answer in all the time there is: each further one would take as long.
+    """
+    if outcome.end is End.TIMED_OUT:
+        raise ServerUnreachable(
+            f"{endpoint.facts.get('url', endpoint.target.host)} does not answer a short request: {outcome.fault}.",
+            "look at the server's log",
+        )
     if outcome.end is not End.REFUSED or outcome.status not in (401, 403):
         return
     has_key = any(name == "authorization" for name, _ in endpoint.target.headers)
@@ -130,8 +138,9 @@ def check_key(endpoint: Endpoint, outcome: Outcome) -> None:
 
 def failure_of(outcome: Outcome) -> str:
     """Return what became of a request that got no proper answer, as a few words."""
+    is_refusal = outcome.status is not None and outcome.status >= 400  # some have no error as OpenAI's are
     match outcome.end:
-        case End.REFUSED:
+        case End.REFUSED | End.MALFORMED if is_refusal:
             told = outcome.error_message or outcome.error_code or "no reason given"
             return f"HTTP {outcome.status}: {told}"[:MAX_CHARACTERS]
         case End.ERROR_EVENT:

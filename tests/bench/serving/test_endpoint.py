@@ -6,6 +6,7 @@ import asyncio
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -248,3 +249,17 @@ def test_a_count_that_is_no_number_is_none() -> None:
 def test_a_body_that_is_no_json_is_none() -> None:
     with served(_page) as url:
         assert ask(Target.of_url(url), "/anything").json is None
+
+
+@pytest.mark.parametrize("beginning", [b"", b"HTTP/1.1 200 OK\r\nx-y: ", b"HTTP/1.1 200 OK\r\n\r\n"])
+def test_a_server_that_goes_on_byte_by_byte_is_given_up_in_time(beginning: bytes) -> None:
+    async def drip(seen: Seen, reply: Reply) -> None:
+        await reply.raw(beginning)
+        while True:
+            await reply.raw(b"x")
+            await asyncio.sleep(0.02)
+
+    began_s = time.monotonic()
+    with served(drip) as url, pytest.raises(ServerUnreachable, match="does not answer in time"):
+        discover(url, api="openai-chat", timeout_s=0.3)
+    assert time.monotonic() - began_s < 10

@@ -419,6 +419,63 @@ def test_streams_that_break_the_rules_are_counted_and_told() -> None:
     assert "3 of 6 requests got an answer that breaks the rules" in notes(result)
 
 
+def test_answers_that_come_whole_are_told_of() -> None:
+    async def whole(rival: Rival, seen: Seen, reply: Reply) -> bool:
+        choice = {"index": 0, "message": {"role": "assistant", "content": "a b"}, "finish_reason": "stop"}
+        await reply.json({"choices": [choice], "usage": {"prompt_tokens": 7, "completion_tokens": 2}})
+        return True
+
+    result = run(Rival(fault=whole))
+    assert ends(result) == ["answer"] * 6
+    assert "6 of 6 answers came whole, not as a stream" in notes(result)
+
+
+def test_usage_that_counts_fewer_tokens_than_pieces_came_is_told_of() -> None:
+    async def stingy(rival: Rival, seen: Seen, reply: Reply) -> bool:
+        await reply.begin_stream()
+        for _ in range(4):
+            await reply.text("word ")
+        await reply.finish()
+        await reply.end_stream(usage={"prompt_tokens": 7, "completion_tokens": 0})
+        return True
+
+    assert "6 of 6 answers came in far more pieces than their usage says" in notes(run(Rival(fault=stingy)))
+    assert "pieces" not in notes(run(Rival()))
+
+
+def test_a_server_that_ends_no_answer_is_given_up_at_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def hang(rival: Rival, seen: Seen, reply: Reply) -> bool:
+        await reply.begin_stream()
+        await asyncio.sleep(30)
+        return True
+
+    rival = Rival(fault=hang)
+    with served(rival) as url:
+        one = Runner(Given(url), "openai-chat", on_progress=lambda *_: None)
+        hurried = replace(one.endpoint, target=replace(one.endpoint.target, timeout_s=0.2))
+        monkeypatch.setattr(Runner, "endpoint", hurried)
+        with pytest.raises(ServerUnreachable, match=r"does not answer a short request: no end within 0\.2 s"):
+            one.run(spec())
+    assert len(rival.asked) == 1
+
+
+def test_a_server_that_stops_ending_its_answers_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def hang(rival: Rival, seen: Seen, reply: Reply) -> bool:
+        if len(rival.asked) > 3:
+            await asyncio.sleep(30)
+        return False
+
+    rival = Rival(fault=hang)
+    with served(rival) as url:
+        one = Runner(Given(url), "openai-chat", on_progress=lambda *_: None)
+        hurried = replace(one.endpoint, target=replace(one.endpoint.target, timeout_s=0.2))
+        monkeypatch.setattr(Runner, "endpoint", hurried)
+        result = one.run(spec(n_warmup=0, n_requests=30))
+    assert result.partial
+    assert "the server stopped answering after 2 answers: no end within 0.2 s" in notes(result)
+    assert ends(result) == ["answer"] * 2 + ["timed_out"] * 3
+
+
 def test_lost_connections_and_refusals_are_counted_and_told() -> None:
     async def fail(rival: Rival, seen: Seen, reply: Reply) -> bool:
         match len(rival.asked):
@@ -474,6 +531,18 @@ def test_a_refused_field_makes_the_workload_unsupported() -> None:
     assert result.samples == ()
     assert not result.partial
     assert len(rival.asked) == 1
+
+
+@pytest.mark.parametrize(
+    "body", [{"detail": "no schemas here"}, {"detail": [{"loc": ["body"], "msg": "no schemas here"}]}]
+)
+def test_a_refusal_in_words_of_its_own_is_one_too(body: dict[str, object]) -> None:
+    async def refuse_so(rival: Rival, seen: Seen, reply: Reply) -> bool:
+        await reply.json(body, "422 Unprocessable Entity")
+        return True
+
+    result = run(Rival(fault=refuse_so))
+    assert (result.unsupported, result.samples) == ("HTTP 422: no schemas here", ())
 
 
 def test_of_a_mix_the_refused_part_is_named() -> None:
