@@ -11,7 +11,7 @@ from typing import Any
 from localllm.bench.client.calls import End, Outcome
 from localllm.bench.client.client import Client
 from localllm.bench.client.latencies import ttft_ms
-from localllm.bench.stats import median
+from localllm.bench.stats.summaries import median
 from proof.figures import Figure
 from proof.processes import context_switches
 from proof.serving import Serving

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from localllm.bench.stats import Estimate, estimate, median, paired_ratio
+from localllm.bench.stats.summaries import Estimate, estimate, median, paired_ratio
 from proof.sides import Burst, BurstFailed, Side
 
 Round = Mapping[str, Burst]

@@ -34,6 +34,12 @@ MAY_IMPORT: dict[str, set[str]] = {
 # The seam that stands in `runtime` for backends to implement: facts and values, no machinery.
 SEAM = {"localllm.runtime.engine", "localllm.runtime.types", "localllm.runtime.config"}
 
+# The folders of the benchmark, from the ground up: each imports of the others only what stands before it.
+BENCH = (
+    *("measures", "stats", "slo", "workloads", "client", "machine", "engine", "goldens", "record"),
+    *("serving", "reports", "compare", "contract", "history"),
+)
+
 # Third-party modules that only one folder (or these) may name.
 ONLY_IN: dict[str, str | tuple[str, ...]] = {
     "llama_cpp": "backends/llamacpp/",
@@ -121,6 +127,16 @@ def test_imports_point_down(module: str) -> None:
     allowed = MAY_IMPORT[part] | ({part} if part != "__init__" else set())
     wrong = {name for name in ours(imported(module)) if part_of(name) not in allowed}
     assert not wrong, f"{module} imports {sorted(wrong)}, which does not stand below it"
+
+
+def test_the_benchmark_points_down_too() -> None:
+    for module in MODULES:
+        if not module.startswith("localllm.bench."):
+            continue
+        folders = {name.split(".")[2] for name in ours(imported(module)) if name.startswith("localllm.bench.")}
+        own = module.split(".")[2]
+        above = folders - {own} - set(BENCH[: BENCH.index(own)])
+        assert not above, f"{module} imports {sorted(above)}, which stand above it"
 
 
 def test_backends_see_only_the_seam_of_the_runtime() -> None:

@@ -17,9 +17,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from localllm.bench import stats
 from localllm.bench.compare.cell import PERCENTILES, Cell, measure_named
 from localllm.bench.compare.read import cells_of_document
+from localllm.bench.stats import summaries
 from localllm.errors import Unavailable, UsageError, pasteable
 from localllm.models.disk import files
 from localllm.models.store import default_home
@@ -176,8 +176,8 @@ def _measures(cell: Cell) -> dict[str, float]:
         values = [value for requests in cell.samples.get(test, ()) for request in requests for value in request]
         values = values or list(cell.values.get(test, ()))
         if values:
-            found[test] = stats.percentile(values, PERCENTILES["p50"])
-    return found | {name: stats.mean(cell.values[name]) for name in MAIN if cell.values.get(name)}
+            found[test] = summaries.percentile(values, PERCENTILES["p50"])
+    return found | {name: summaries.mean(cell.values[name]) for name in MAIN if cell.values.get(name)}
 
 
 def _comparable(cell: Cell) -> str:

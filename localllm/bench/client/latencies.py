@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from localllm.bench.client.calls import Outcome
-from localllm.bench.stats import mean, stdev
+from localllm.bench.stats.summaries import mean, stdev
 
 PERCENTILES = (50, 90, 95, 99)
 _MAX_QUEUE_MS = 1e9

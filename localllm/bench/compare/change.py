@@ -20,12 +20,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from localllm.bench import stats, student
-from localllm.bench.compare import blocks
-from localllm.bench.compare.blocks import Block, Values
 from localllm.bench.compare.cell import PERCENTILES, Cell, Requests
 from localllm.bench.measures import Kind, Measure
-from localllm.bench.ranks import mann_whitney
+from localllm.bench.stats import blocks, student, summaries
+from localllm.bench.stats.blocks import Block, Values
+from localllm.bench.stats.ranks import mann_whitney
 
 RUN_SPREAD = 0.01
 """Standard deviation, as a share, by which one run of the same is taken to differ from the next."""
@@ -107,7 +106,7 @@ def _side(of: Measure, cell: Cell, percent: float | None) -> _Side | None:
     told = cell.values.get(of.name, ())
     if not of.statistic and len(told) > 1:
         alone: tuple[Requests, ...] = tuple(((value,),) for value in told)
-        return _Side(tuple(request for each in alone for request in each), alone, stats.mean(told))
+        return _Side(tuple(request for each in alone for request in each), alone, summaries.mean(told))
     rounds = tuple(each for each in cell.samples.get(of.base, ()) if any(each))
     if not rounds:
         return None
@@ -115,7 +114,7 @@ def _side(of: Measure, cell: Cell, percent: float | None) -> _Side | None:
     if not of.statistic and told:
         return _Side(requests, rounds, told[0], is_apart=of.base in _APART)
     values = [value for request in requests for value in request]
-    return _Side(requests, rounds, stats.mean(values) if percent is None else stats.percentile(values, percent))
+    return _Side(requests, rounds, summaries.mean(values) if percent is None else summaries.percentile(values, percent))
 
 
 def _same_requests(a: Cell, b: Cell) -> bool:
@@ -130,7 +129,7 @@ def _of_values(of: Measure, a: Cell, b: Cell) -> Change | None:
     told = a.values.get(of.name, ()), b.values.get(of.name, ())
     if not told[0] or not told[1]:
         return None
-    first, second = stats.mean(told[0]), stats.mean(told[1])
+    first, second = summaries.mean(told[0]), summaries.mean(told[1])
     is_relative = of.kind is not Kind.SHARE and first > 0
     return Change(of, first, second, second / first - 1 if is_relative else second - first, is_relative)
 
@@ -168,7 +167,7 @@ def _of_ratios(of: Measure, a: _Side, b: _Side, ratios: Requests) -> Change:
     """Return the median of what changed for each request."""
     cut = blocks.cut(ratios, blocks.n_blocks(ratios))
     found = blocks.resampled(cut, PERCENTILES["p50"], blocks.draws(len(cut), SEED))
-    change = stats.median([ratio for values in ratios for ratio in values]) - 1
+    change = summaries.median([ratio for values in ratios for ratio in values]) - 1
     p_ranks = mann_whitney(a.medians, b.medians).p
     n_a, n_b = (sum(map(len, side.requests)) for side in (a, b))
     base = Change(of, a.value, b.value, change, True, n_a, n_b, len(cut), True, p_ranks=p_ranks)
@@ -228,7 +227,7 @@ def _student(change: float, variance: float, df: float) -> tuple[float, float, f
     if variance <= 0:
         return change, change, 0.0 if change else 1.0
     spread = math.sqrt(variance)
-    reach = student.quantile(stats.LEVEL, df) * spread
+    reach = student.quantile(summaries.LEVEL, df) * spread
     return change - reach, change + reach, student.two_sided_p(change / spread, df)
 
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from localllm.bench import stats
 from localllm.bench.compare.cell import Cell, Origin, measure_named
 from localllm.bench.compare.change import Change, changed
 from localllm.bench.compare.pairing import Pair, caveats, obstacles, paired
 from localllm.bench.measures import LATENCIES, SCALARS, Measure, measure
+from localllm.bench.stats import summaries
 from localllm.errors import UsageError
 
 ALPHA = 0.05
@@ -126,7 +126,7 @@ def _requests(cell: Cell, base: str) -> list[tuple[float, ...]]:
 def _judged(changes: Sequence[tuple[Pair, list[Change]]]) -> Iterator[CellComparison]:
     """Yield the lines with their verdicts; each p counts among all of them, so that more lines mean no more alarms."""
     tested = [change.p for _, found in changes for change in found if change.p is not None]
-    adjusted = iter(stats.adjusted(tested))
+    adjusted = iter(summaries.adjusted(tested))
     for pair, found in changes:
         lines = []
         for change in found:

@@ -8,7 +8,7 @@ from typing import Any
 
 from localllm.bench.contract.terms import Candidate, Cell, Key
 from localllm.bench.reports.document import Document, is_used, run_value
-from localllm.bench.stats import median
+from localllm.bench.stats.summaries import median
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 from localllm.bench.contract.measured import Measured, Standing, middle
 from localllm.bench.contract.terms import Cell
 from localllm.bench.measures import Measure
-from localllm.bench.stats import paired_ratio
+from localllm.bench.stats.summaries import paired_ratio
 
 LEAST_PAIRS = 5
 """Rounds below which no interval of 95 % can tell two candidates apart: 2 x (1/2)^5 = 6 %."""

@@ -16,10 +16,10 @@ from localllm.bench.machine import fingerprint
 from localllm.bench.serving.driving import OnProgress
 from localllm.bench.serving.endpoint import Endpoint
 from localllm.bench.serving.preliminary import Preliminary, examine
-from localllm.bench.serving.probes import differences, probe
+from localllm.bench.serving.probing.prober import differences, probe
 from localllm.bench.serving.runner import Runner
-from localllm.bench.serving.running import Running
-from localllm.bench.serving.servers import OURS, GivenServer, StartedServer, Starting, chosen
+from localllm.bench.serving.servers.running import Running
+from localllm.bench.serving.servers.started import OURS, GivenServer, StartedServer, Starting, chosen
 from localllm.errors import LocalLLMError
 
 

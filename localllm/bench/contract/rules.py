@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from localllm.bench.contract.measured import Measured, Standing, middle
 from localllm.bench.contract.terms import Key, Rule
-from localllm.bench.stats import median
+from localllm.bench.stats.summaries import median
 
 Forbids: TypeAlias = Callable[[str, str], str]
 """Says why two candidates cannot be compared; "" where they can."""

@@ -13,7 +13,7 @@ from localllm.bench.contract.tools import Cancelling, Runs, Tools
 from localllm.bench.machine import fingerprint
 from localllm.bench.reports.document import run_document
 from localllm.bench.serving.result import RunResult
-from localllm.bench.serving.running import Running
+from localllm.bench.serving.servers.running import Running
 from localllm.errors import LocalLLMError, ServerUnreachable
 
 

@@ -11,7 +11,7 @@ from localllm.bench.serving.driving import OnProgress
 from localllm.bench.serving.endpoint import Endpoint
 from localllm.bench.serving.preliminary import Preliminary
 from localllm.bench.serving.result import RunResult
-from localllm.bench.serving.running import Running
+from localllm.bench.serving.servers.running import Running
 from localllm.bench.serving.spec import RunSpec
 
 Cancelling: TypeAlias = Callable[[], AbstractContextManager[Callable[[Callable[[], None]], None]]]
@@ -30,7 +30,7 @@ class Runs(Protocol):
 
 
 class Differs(Protocol):
-    """One way in which candidates answer differently: `serving.probes.Difference`."""
+    """One way in which candidates answer differently: `serving.probing.differences.Difference`."""
 
     @property
     def what(self) -> str: ...

@@ -6,7 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from localllm.bench.stats import Estimate, estimate
+from localllm.bench.stats.summaries import Estimate, estimate
 from localllm.models.info import ModelInfo
 
 MIN_PROBE_BYTES = 256 << 20

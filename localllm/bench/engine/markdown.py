@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from localllm.bench.engine.report import Report
 from localllm.bench.engine.rows import Row
-from localllm.bench.stats import mean, stdev
+from localllm.bench.stats.summaries import mean, stdev
 
 Line: TypeAlias = tuple[str, ...]
 

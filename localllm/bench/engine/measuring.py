@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from localllm.bench.engine.recorder import Recorder
 from localllm.bench.engine.rows import Case, EngineFacts, Row, ratio_fields
 from localllm.bench.engine.watch import N_TRIES, NeverTogether, Prompts, pace_s, watch
-from localllm.bench.stats import mean, paired_ratio
+from localllm.bench.stats.summaries import mean, paired_ratio
 from localllm.runtime.service import Service
 
 SLACK_TOKENS = 8

@@ -8,7 +8,7 @@ from typing import Any
 
 from localllm.bench.engine.report import Report
 from localllm.bench.engine.rows import Row
-from localllm.bench.stats import Estimate
+from localllm.bench.stats.summaries import Estimate
 
 
 @dataclass(slots=True)

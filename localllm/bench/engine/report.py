@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from localllm.bench.engine.rows import Row
-from localllm.bench.stats import Estimate
+from localllm.bench.stats.summaries import Estimate
 
 
 @dataclass(frozen=True, slots=True)

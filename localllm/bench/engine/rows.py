@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from localllm.bench.stats import Estimate, mean, stdev
+from localllm.bench.stats.summaries import Estimate, mean, stdev
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from localllm.bench.engine.measuring import now_text
 from localllm.bench.engine.recorder import Recorder
 from localllm.bench.engine.rows import Case, EngineFacts, Row, ratio_fields
 from localllm.bench.engine.startup import Start, interleaved, start, start_detached
-from localllm.bench.stats import estimate, mean, median, paired_ratio
+from localllm.bench.stats.summaries import estimate, mean, median, paired_ratio
 from localllm.runtime.config import ANSWER_TOKENS, LoadConfig
 from localllm.runtime.types import ChatRequest, CompletionRequest, GenerationOptions, GenerationRequest
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from localllm.bench.stats import mean
+from localllm.bench.stats.summaries import mean
 from localllm.runtime import events
 from localllm.runtime.service import Service
 from localllm.runtime.stream import TokenStream, rebuild

@@ -9,7 +9,7 @@ from typing import Any
 from localllm.bench.reports.document import Document, is_used, run_value
 from localllm.bench.serving.spec import Load
 from localllm.bench.serving.sweep import Point, knee_of, pace_per_s
-from localllm.bench.stats import median
+from localllm.bench.stats.summaries import median
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from localllm.bench.reports.words import (
     size,
     version_text,
 )
-from localllm.bench.stats import median
+from localllm.bench.stats.summaries import median
 
 MAX_PLACES = 3
 

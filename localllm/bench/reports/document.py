@@ -18,9 +18,9 @@ from typing import Any, TypeAlias
 
 from localllm.bench.client.calls import End, Outcome
 from localllm.bench.client.latencies import Distribution, answer_ttft_ms, itl_ms, queue_ms, tpot_ms, ttft_ms
-from localllm.bench.client.measure import RunSummary, summarise_run
 from localllm.bench.measures import measure
 from localllm.bench.serving.result import RunResult, Sample
+from localllm.bench.serving.summary import RunSummary, summarise_run
 
 Document: TypeAlias = Mapping[str, Any]
 

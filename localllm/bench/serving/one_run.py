@@ -27,7 +27,7 @@ from localllm.bench.serving.counting import Counted
 from localllm.bench.serving.driving import Kept, OnProgress, arrive, drive, offsets
 from localllm.bench.serving.endpoint import Endpoint
 from localllm.bench.serving.result import RunResult
-from localllm.bench.serving.running import Running
+from localllm.bench.serving.servers.running import Running
 from localllm.bench.serving.spec import Cache, Load, RunSpec
 from localllm.bench.serving.trying import Tried
 from localllm.bench.serving.wire import call_of

@@ -13,7 +13,7 @@ from localllm.bench.serving.endpoint import Endpoint, discover
 from localllm.bench.serving.model_file import token_counter
 from localllm.bench.serving.one_run import Run
 from localllm.bench.serving.result import RunResult
-from localllm.bench.serving.running import Running
+from localllm.bench.serving.servers.running import Running
 from localllm.bench.serving.spec import Api, Cache, RunSpec
 from localllm.bench.serving.trying import Tried, try_asks
 from localllm.errors import UsageError

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from localllm.bench.client.calls import End
-from localllm.bench.client.measure import summarise_run
 from localllm.bench.serving.result import RunResult
 from localllm.bench.serving.spec import Load
+from localllm.bench.serving.summary import summarise_run
 from localllm.bench.slo import Slo
 
 MAX_CLIENTS = 64

@@ -15,10 +15,10 @@ import pytest
 from localllm.bench.client.calls import End, Outcome
 from localllm.bench.client.exchange import Exchange
 from localllm.bench.client.load import closed_loop, open_loop
-from localllm.bench.client.measure import RunSummary, summarise_run
 from localllm.bench.measures import LATENCIES
 from localllm.bench.serving.result import RunResult, Sample
 from localllm.bench.serving.spec import Load, RunSpec
+from localllm.bench.serving.summary import RunSummary, summarise_run
 from localllm.bench.workloads.ask import Session
 from tests.bench.client.scripted import Done, Script, Scripted, scripted_server
 

@@ -13,7 +13,7 @@ from localllm.bench.contract.real_tools import RealTools
 from localllm.bench.contract.terms import Contract
 from localllm.errors import UsageError
 
-SMALL_SERVER = Path(__file__).parents[1] / "serving" / "small_server.py"
+SMALL_SERVER = Path(__file__).parents[1] / "serving" / "servers" / "small_server.py"
 TEXT = f"""
 version = 1
 title = "t"

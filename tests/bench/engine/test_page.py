@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from docs.benchmarks import page
 from localllm.bench.engine.report import Report
-from localllm.bench.stats import Estimate
+from localllm.bench.stats.summaries import Estimate
 from tests.bench.engine import rows
 
 FINGERPRINT = {

@@ -14,7 +14,7 @@ from localllm.bench.engine.formats import Format, render
 from localllm.bench.engine.markdown import params_text, size_text
 from localllm.bench.engine.report import Report
 from localllm.bench.engine.rows import EXTRA_FIELDS, FACT_FIELDS, FIELDS, Case, EngineFacts
-from localllm.bench.stats import Estimate
+from localllm.bench.stats.summaries import Estimate
 from tests.bench.engine import rows
 
 # The fields of llama-bench's own JSON, in its order.

@@ -19,7 +19,7 @@ import psutil
 
 from localllm.bench.client.calls import Target
 from localllm.bench.serving.asking import ask
-from localllm.bench.serving.process_tree import ProcessTree, listeners
+from localllm.bench.serving.servers.process_tree import ProcessTree, listeners
 from localllm.errors import LocalLLMError, ModelRefused, NotEnoughMemory, ServerUnreachable, UsageError, pasteable
 
 READY_TIMEOUT_S = 600.0

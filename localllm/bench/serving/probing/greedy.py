@@ -12,7 +12,7 @@ from itertools import takewhile
 from typing import Any
 
 from localllm.bench.client.loose import as_dict, as_list, as_text
-from localllm.bench.serving.probe_asks import NEAR_TIE
+from localllm.bench.serving.probing.asks import NEAR_TIE
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from localllm.bench import stats
-from localllm.bench.compare import blocks
+from localllm.bench.stats import blocks, summaries
 
 
 def series(n: int, likeness: float, seed: int = 0) -> list[tuple[float, ...]]:
@@ -47,7 +46,7 @@ def test_percentiles_are_those_of_the_drawn_blocks_laid_out(percent: float) -> N
     found = blocks.resampled(cut, percent, drawn)
     for row in range(0, len(drawn), 37):
         laid = [value for block, times in zip(cut, drawn[row], strict=True) for value in block.tolist() * int(times)]
-        assert found[row] == pytest.approx(stats.percentile(laid, percent))
+        assert found[row] == pytest.approx(summaries.percentile(laid, percent))
 
 
 def test_means_are_those_of_the_drawn_blocks_and_nothing_drawn_is_nan() -> None:
@@ -64,4 +63,6 @@ def test_very_many_values_are_told_to_a_fraction_of_a_percent() -> None:
     once = np.ones((1, 10))
     everything = [value for request in requests for value in request]
     for percent in (50.0, 95.0, 99.0):
-        assert blocks.resampled(cut, percent, once)[0] == pytest.approx(stats.percentile(everything, percent), rel=0.01)
+        assert blocks.resampled(cut, percent, once)[0] == pytest.approx(
+            summaries.percentile(everything, percent), rel=0.01
+        )

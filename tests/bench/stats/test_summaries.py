@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localllm.bench import stats
+from localllm.bench.stats import summaries
 
 
 def samples(n: int, seed: int = 3) -> list[float]:
@@ -19,9 +19,9 @@ def samples(n: int, seed: int = 3) -> list[float]:
 def test_mean_median_and_spread_agree_with_scipy(n: int) -> None:
     scipy_stats = pytest.importorskip("scipy.stats")
     data = samples(n)
-    assert stats.mean(data) == pytest.approx(scipy_stats.tmean(data))
-    assert stats.stdev(data) == pytest.approx(scipy_stats.tstd(data))
-    assert stats.median(data) == pytest.approx(scipy_stats.scoreatpercentile(data, 50))
+    assert summaries.mean(data) == pytest.approx(scipy_stats.tmean(data))
+    assert summaries.stdev(data) == pytest.approx(scipy_stats.tstd(data))
+    assert summaries.median(data) == pytest.approx(scipy_stats.scoreatpercentile(data, 50))
 
 
 def scipy_bootstrap(data: list[float]) -> Any:
@@ -32,7 +32,7 @@ def scipy_bootstrap(data: list[float]) -> Any:
 
 def test_interval_agrees_with_scipy_bootstrap() -> None:
     data = samples(60)
-    other, ours = scipy_bootstrap(data).confidence_interval, stats.estimate(data)
+    other, ours = scipy_bootstrap(data).confidence_interval, summaries.estimate(data)
     width = other.high - other.low
     assert abs(ours.low - other.low) < 0.1 * width
     assert abs(ours.high - other.high) < 0.1 * width
@@ -43,7 +43,7 @@ def test_interval_agrees_with_scipy_bootstrap() -> None:
 def test_medians_of_few_samples_are_distributed_as_scipy_says(n: int) -> None:
     data = samples(n)
     theirs = scipy_bootstrap(data).bootstrap_distribution
-    same = pytest.importorskip("scipy.stats").ks_2samp(stats.bootstrap_medians(data), theirs)
+    same = pytest.importorskip("scipy.stats").ks_2samp(summaries.bootstrap_medians(data), theirs)
     assert same.pvalue > 0.01
 
 
@@ -51,47 +51,47 @@ def test_interval_covers_the_true_median_about_as_often_as_it_says() -> None:
     rng = np.random.default_rng(0)
     hits = 0
     for _ in range(200):
-        found = stats.estimate([float(x) for x in rng.normal(10.0, 1.0, size=25)])
+        found = summaries.estimate([float(x) for x in rng.normal(10.0, 1.0, size=25)])
         hits += found.low <= 10.0 <= found.high
     assert 0.88 <= hits / 200 <= 0.99
 
 
 def test_same_samples_give_the_same_interval() -> None:
-    assert stats.estimate(samples(9)) == stats.estimate(samples(9))
+    assert summaries.estimate(samples(9)) == summaries.estimate(samples(9))
 
 
 def test_one_sample_is_its_own_interval() -> None:
-    assert stats.estimate([2.5]) == stats.Estimate(2.5, 2.5, 2.5, 1)
+    assert summaries.estimate([2.5]) == summaries.Estimate(2.5, 2.5, 2.5, 1)
 
 
 def test_a_drift_that_both_share_leaves_the_ratio_alone() -> None:
     speed = [30.0, 24.0, 20.0, 28.0, 15.0]
-    ratio = stats.paired_ratio([0.97 * s for s in speed], speed)
+    ratio = summaries.paired_ratio([0.97 * s for s in speed], speed)
     assert ratio.median == pytest.approx(0.97)
     assert ratio.high - ratio.low < 1e-9
 
 
 def test_what_cannot_be_summarised_is_refused() -> None:
     with pytest.raises(ValueError, match="no samples"):
-        stats.estimate([])
+        summaries.estimate([])
     with pytest.raises(ValueError, match="2 samples against 1"):
-        stats.paired_ratio([1.0, 2.0], [1.0])
+        summaries.paired_ratio([1.0, 2.0], [1.0])
     with pytest.raises(ValueError, match="above zero"):
-        stats.paired_ratio([1.0], [0.0])
-    assert math.isnan(stats.mean([]))
-    assert stats.stdev([4.0]) == 0.0
+        summaries.paired_ratio([1.0], [0.0])
+    assert math.isnan(summaries.mean([]))
+    assert summaries.stdev([4.0]) == 0.0
 
 
 @pytest.mark.parametrize("percent", [0, 12.5, 50, 95, 99, 100])
 def test_percentiles_are_numpys_linear_ones(percent: float) -> None:
     data = samples(37)
-    assert stats.percentile(data, percent) == float(np.percentile(data, percent, method="linear"))
-    assert math.isnan(stats.percentile([], percent))
+    assert summaries.percentile(data, percent) == float(np.percentile(data, percent, method="linear"))
+    assert math.isnan(summaries.percentile([], percent))
 
 
-STATISTICS: dict[str, tuple[stats.Statistic, Any]] = {
-    "median": (stats.percentile_of(50), lambda x, axis: np.median(x, axis=axis)),
-    "p90": (stats.percentile_of(90), lambda x, axis: np.percentile(x, 90, axis=axis)),
+STATISTICS: dict[str, tuple[summaries.Statistic, Any]] = {
+    "median": (summaries.percentile_of(50), lambda x, axis: np.median(x, axis=axis)),
+    "p90": (summaries.percentile_of(90), lambda x, axis: np.percentile(x, 90, axis=axis)),
     "mean": (lambda rows: rows.mean(axis=1), lambda x, axis: np.mean(x, axis=axis)),
 }
 
@@ -101,7 +101,7 @@ STATISTICS: dict[str, tuple[stats.Statistic, Any]] = {
 def test_unpaired_intervals_agree_with_scipy_bootstrap(name: str, is_ratio: bool) -> None:
     ours, theirs = STATISTICS[name]
     a, b = samples(60, 1), [1.1 * x for x in samples(45, 2)]
-    found = (stats.ratio if is_ratio else stats.difference)(a, b, ours, n_resamples=20_000)
+    found = (summaries.ratio if is_ratio else summaries.difference)(a, b, ours, n_resamples=20_000)
 
     def combined(x: Any, y: Any, axis: int) -> Any:
         first, second = theirs(x, axis), theirs(y, axis)
@@ -118,20 +118,20 @@ def test_unpaired_intervals_agree_with_scipy_bootstrap(name: str, is_ratio: bool
 
 
 def test_intervals_are_the_same_whatever_is_held_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    a, b, statistic = samples(50, 1), samples(40, 2), stats.percentile_of(95)
-    whole = stats.difference(a, b, statistic, seed=5)
-    monkeypatch.setattr(stats, "_MAX_DRAWN", 50 * 7)
-    assert stats.difference(a, b, statistic, seed=5) == whole
-    assert stats.difference(a, b, statistic, seed=6) != whole
+    a, b, statistic = samples(50, 1), samples(40, 2), summaries.percentile_of(95)
+    whole = summaries.difference(a, b, statistic, seed=5)
+    monkeypatch.setattr(summaries, "_MAX_DRAWN", 50 * 7)
+    assert summaries.difference(a, b, statistic, seed=5) == whole
+    assert summaries.difference(a, b, statistic, seed=6) != whole
 
 
 def test_an_interval_needs_samples_and_a_ratio_something_to_divide_by() -> None:
-    statistic = stats.percentile_of(50)
+    statistic = summaries.percentile_of(50)
     for a, b in (([], [1.0]), ([1.0], [])):
         with pytest.raises(ValueError, match="no samples"):
-            stats.difference(a, b, statistic)
+            summaries.difference(a, b, statistic)
     with pytest.raises(ValueError, match="above zero"):
-        stats.ratio([1.0, 0.0], [1.0], statistic)
+        summaries.ratio([1.0, 0.0], [1.0], statistic)
 
 
 def test_adjusted_p_values_are_scipys() -> None:
@@ -139,5 +139,5 @@ def test_adjusted_p_values_are_scipys() -> None:
     rng = np.random.default_rng(3)
     for n in (1, 2, 7, 40):
         p_values = [float(p) for p in rng.random(n) ** 2]
-        assert stats.adjusted(p_values) == pytest.approx(list(scipy_stats.false_discovery_control(p_values)))
-    assert stats.adjusted([]) == []
+        assert summaries.adjusted(p_values) == pytest.approx(list(scipy_stats.false_discovery_control(p_values)))
+    assert summaries.adjusted([]) == []

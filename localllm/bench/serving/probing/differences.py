@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from localllm.bench.serving.greedy import Greedy, parting
-from localllm.bench.serving.probe_asks import NEAR_TIE, PLAIN_CHATS
+from localllm.bench.serving.probing.asks import NEAR_TIE, PLAIN_CHATS
+from localllm.bench.serving.probing.greedy import Greedy, parting
 
 Honour: TypeAlias = Literal["honoured", "ignored", "refused", "unclear"]
 

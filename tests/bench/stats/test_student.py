@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from localllm.bench import student
+from localllm.bench.stats import student
 
 
 def test_p_and_quantile_are_scipys() -> None:

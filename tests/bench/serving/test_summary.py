@@ -8,11 +8,11 @@ import pytest
 from scipy import stats
 
 from localllm.bench.client.calls import End
-from localllm.bench.client.measure import RunSummary, is_good, max_concurrent, max_tokens_in_a_second, summarise_run
 from localllm.bench.machine.resources import Resources
 from localllm.bench.measures import LATENCIES, SCALARS, STATISTICS
 from localllm.bench.serving.result import RunResult, Sample
 from localllm.bench.serving.spec import Load, RunSpec
+from localllm.bench.serving.summary import RunSummary, is_good, max_concurrent, max_tokens_in_a_second, summarise_run
 from localllm.bench.slo import parse_slo
 from localllm.errors import UsageError
 from tests.bench.client.made_up import MadeUpWorkload, measured, outcome, result, sample

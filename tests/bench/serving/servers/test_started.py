@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from localllm.bench.serving import process_tree
-from localllm.bench.serving.servers import GivenServer, StartedServer, Starting, chosen, own_server
+from localllm.bench.serving.servers import process_tree
+from localllm.bench.serving.servers.started import GivenServer, StartedServer, Starting, chosen, own_server
 from localllm.errors import ModelRefused, ServerUnreachable, UsageError
 
 SCRIPT = Path(__file__).with_name("small_server.py")
@@ -190,7 +190,7 @@ def test_our_server_says_itself_why_it_refuses_a_model() -> None:
 def test_nothing_is_left_where_this_program_is_killed(tmp_path: Path) -> None:
     code = (
         "import sys, time\n"
-        "from localllm.bench.serving.servers import StartedServer, Starting\n"
+        "from localllm.bench.serving.servers.started import StartedServer, Starting\n"
         f"server = StartedServer(Starting('small', (sys.executable, {str(SCRIPT)!r}, '{{port}}', 'child'),"
         f" variables={{'PIDS': {str(tmp_path / 'pids')!r}}}))\n"
         "server.start()\n"
@@ -245,6 +245,6 @@ def test_a_given_server_elsewhere_has_no_processes_here(url: str) -> None:
 def test_a_port_that_another_program_holds_is_no_sign_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with small(tmp_path) as other:
         port = int(other.url.rpartition(":")[2])
-        monkeypatch.setattr("localllm.bench.serving.servers.free_port", lambda: port)
+        monkeypatch.setattr("localllm.bench.serving.servers.started.free_port", lambda: port)
         with pytest.raises(ServerUnreachable, match="ended with code"):
             small(tmp_path).start()

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from localllm.bench.serving.greedy import Greedy, Step, is_nearly, parting
-from localllm.bench.serving.probed import Difference, Probes, differences
+from localllm.bench.serving.probing.differences import Difference, Probes, differences
+from localllm.bench.serving.probing.greedy import Greedy, Step, is_nearly, parting
 
 STEPS = (Step("on"), Step("ce", ("to",)), Step(" up"))
 SAME = Probes(

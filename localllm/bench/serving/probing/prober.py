@@ -12,12 +12,12 @@ from typing import Any, Final
 from localllm.bench.client.calls import Call, End, Outcome
 from localllm.bench.client.client import Client
 from localllm.bench.client.loose import as_count, as_dict
-from localllm.bench.serving import probe_asks as asks
 from localllm.bench.serving.asking import Reply
 from localllm.bench.serving.asking import ask as ask_whole
 from localllm.bench.serving.endpoint import Endpoint
-from localllm.bench.serving.greedy import Greedy, greedy_of, is_nearly, parting
-from localllm.bench.serving.probed import Difference, Honour, Probes, differences
+from localllm.bench.serving.probing import asks
+from localllm.bench.serving.probing.differences import Difference, Honour, Probes, differences
+from localllm.bench.serving.probing.greedy import Greedy, greedy_of, is_nearly, parting
 from localllm.bench.serving.wire import CHAT, COMPLETIONS, SEED, call_of, cannot_send, is_valid
 from localllm.bench.workloads.ask import Ask, Message
 from localllm.errors import LocalLLMError

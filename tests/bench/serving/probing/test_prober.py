@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from localllm.bench.client.calls import Target
-from localllm.bench.serving import probe_asks as asks
 from localllm.bench.serving.endpoint import Endpoint
-from localllm.bench.serving.probed import Probes, differences
-from localllm.bench.serving.probes import probe, read
-from tests.bench.serving.probed_server import JSON_ANSWER, MODEL_ANSWER, probed
+from localllm.bench.serving.probing import asks
+from localllm.bench.serving.probing.differences import Probes, differences
+from localllm.bench.serving.probing.prober import probe, read
+from tests.bench.serving.probing.probed_server import JSON_ANSWER, MODEL_ANSWER, probed
 
 On = Callable[[str, Mapping[str, Any]], "tuple[int, bytes] | None"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localllm.bench.ranks import EXACT_UP_TO, mann_whitney
+from localllm.bench.stats.ranks import EXACT_UP_TO, mann_whitney
 
 
 @pytest.fixture(scope="module")

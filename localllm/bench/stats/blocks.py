@@ -16,7 +16,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.bench.ranks import ranked
+from localllm.bench.stats.ranks import ranked
 
 Values: TypeAlias = NDArray[np.float64]
 Block: TypeAlias = Values

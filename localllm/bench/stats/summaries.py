@@ -2,7 +2,7 @@
 
 All take plain sequences of floats. Intervals are percentile bootstraps with a fixed seed, so
 the same samples always give the same interval. Each sample is drawn by itself: where samples that
-follow one another are alike, the interval is too narrow (`compare/blocks.py` draws blocks of them).
+follow one another are alike, the interval is too narrow (`blocks.py` draws blocks of them).
 """
 
 from __future__ import annotations
