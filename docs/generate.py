@@ -29,7 +29,8 @@ gets the exact text. Text answers end with a newline.
 none with text on stdin, is a prompt for `smollm2:135m`. Text must be UTF-8. Under `--raw` it is sent as it is.
 
 **Signals.** Ctrl-C once stops the answer and keeps what there is (under `--json` too: `finish_reason` is `cancelled`);
-twice leaves at once. SIGTERM and `--timeout` do the same and leave after 5 seconds at the latest.
+twice leaves at once. SIGTERM, a closed terminal (SIGHUP; not under `nohup`) and `--timeout` do the same and leave after
+5 seconds at the latest.
 
 **Servers.** `run` and `chat` go through a running server of the same user where it holds the same file, loaded with the
 same settings (`--ctx --kv --flash-attn --gpu --threads --template`); `--stats` says so, or why not, and `--no-server`
@@ -55,6 +56,7 @@ in `$XDG_RUNTIME_DIR/localllm`, else `/run/user/UID/localllm`, else a folder of 
 | 9 | ended by length under `--strict-length` |
 | 10 | a rule of `bench` failed |
 | 124 | `--timeout` passed |
+| 129 | its terminal was closed |
 | 130 | interrupted |
 | 141 | nobody reads stdout any more |
 | 143 | terminated |

@@ -109,7 +109,7 @@ def _may_go_on(cause: BaseException) -> bool:
     from localllm.errors import StoppedByLength
 
     if isinstance(cause, Stopped):
-        return cause.number != signal.SIGTERM
+        return cause.number not in (signal.SIGTERM, signal.SIGHUP)
     return not isinstance(cause, StoppedByLength)
 
 

@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     The process ends without the interpreter's own clean-up: a thread may be inside a native load.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _leave_at_once)
     from localllm.cli.app import run_command

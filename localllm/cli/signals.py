@@ -1,4 +1,4 @@
-"""What ends a command early: Ctrl-C, SIGTERM and `--timeout`, as one little state machine.
+"""What ends a command early: Ctrl-C, SIGTERM, SIGHUP and `--timeout`, as one little state machine.
 
 While nothing is being answered, the first signal raises here and now. While an answer runs, it
 cancels that, so that what there is can be kept. The second leaves the process at once.
@@ -18,7 +18,7 @@ from typing import TypeVar
 GRACE_S = 5.0
 """How long a cancelled answer may take to end before the command leaves without it."""
 
-EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGALRM: 124}
+EXIT_CODES = {signal.SIGHUP: 129, signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGALRM: 124}
 
 T = TypeVar("T")
 

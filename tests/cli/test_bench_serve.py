@@ -424,7 +424,10 @@ def test_a_model_is_served_measured_and_gone(tiny: Path, tmp_path: Path) -> None
     assert not _processes_of(model)
 
 
-def test_ctrl_c_ends_our_own_server_too(tiny: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_ends_our_own_server_too_and_keeps_what_there_is(
+    tiny: Path, tmp_path: Path, number: int, code: int
+) -> None:
     model = str(tiny / "llama-dense.gguf")
     with own_bench(tmp_path, model, "--requests", "100000", "-o", str(tmp_path / "r.md")) as process:
         give_up_s = time.monotonic() + 60
@@ -432,9 +435,9 @@ def test_ctrl_c_ends_our_own_server_too(tiny: Path, tmp_path: Path) -> None:
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < give_up_s
             time.sleep(0.1)
-        os.kill(process.pid, signal.SIGINT)
+        os.kill(process.pid, number)
         _, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
+    assert process.returncode == code, err
     assert "artial" in (tmp_path / "r.md").read_text()
     assert not _processes_of(model)
 
