@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import secrets
 import subprocess
 import tempfile
 import threading
@@ -14,8 +16,13 @@ from typing import IO
 
 import psutil
 
+MARK = "LOCALLLM_BENCH_MARK"
+"""Set in the environment of what is started: who has its value was started by that."""
 TERMINATE_S = 15.0
 CHILDREN_S = 2.0
+_SECRET = re.compile(r"TOKEN|SECRET|PASSW|API_?KEY|_KEY$", re.IGNORECASE)
+_LEAST_SECRET = 8
+"""Characters: a shorter one would be found in ordinary words."""
 _GUARD = 'read ended || { kill -s TERM -- "-$0"; sleep 2; kill -s KILL -- "-$0"; }'
 """Ends the group $0 where its stdin closes without a line: we are gone, however that came."""
 
@@ -32,6 +39,8 @@ class ProcessTree:
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
         self._seen: dict[int, psutil.Process] = {}
+        self._mark = secrets.token_hex(16)
+        self._secrets = _secrets_in(environment)
         self._failure: BaseException | None = None
         self._has_ended = False
         # A signal's handler may raise in the main thread at any point: in a thread no child can get lost.
@@ -51,7 +60,7 @@ class ProcessTree:
             self._process = subprocess.Popen(
                 list(command),
                 cwd=folder,
-                env=dict(environment),
+                env={**environment, MARK: self._mark},
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
@@ -86,10 +95,13 @@ class ProcessTree:
         return tuple(pid for pid, process in self._seen.items() if _lives(process))
 
     def last_lines(self, n: int = 6) -> list[str]:
-        """Return the end of what was printed, without empty lines."""
+        """Return the end of what was printed, without empty lines and without the secrets of its environment."""
         size = os.fstat(self._log.fileno()).st_size
         data = os.pread(self._log.fileno(), 16_384, max(0, size - 16_384))
-        lines = [line.strip() for line in data.decode("utf-8", errors="replace").splitlines()]
+        text = data.decode("utf-8", errors="replace")
+        for secret in self._secrets:
+            text = text.replace(secret, "(secret)")
+        lines = [line.strip() for line in text.splitlines()]
         return [line for line in lines if line][-n:]
 
     def end(self, terminate_s: float = TERMINATE_S) -> None:
@@ -128,12 +140,23 @@ class ProcessTree:
             self._log.close()
 
     def _left(self) -> list[psutil.Process]:
-        """Return what lives of the tree: what was seen, and what is in the session that was made for it."""
+        """Return what lives of the tree: what was seen, is in the session that was made for it, or has our mark."""
         self.pids()
+        for process in self._marked():
+            self._seen.setdefault(process.pid, process)
         for pid in self._in_session():
             with suppress(psutil.Error):
                 self._seen.setdefault(pid, psutil.Process(pid))
         return [process for process in self._seen.values() if _lives(process)]
+
+    def _marked(self) -> list[psutil.Process]:
+        """Return who was started with our environment: a daemon leaves its session and its parents, and keeps that."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):
+                if process.environ().get(MARK) == self._mark:
+                    found.append(process)
+        return found
 
     def _in_session(self) -> list[int]:
         """Return who is in our session. A number is free for others only once nobody is: then it is not ours."""
@@ -153,6 +176,12 @@ class ProcessTree:
             self._guard.stdin.write(b"ended\n")
             self._guard.stdin.close()
         self._guard.wait()
+
+
+def _secrets_in(environment: Mapping[str, str]) -> list[str]:
+    """Return what the environment holds under names of secrets; the longest first, as one may hold another."""
+    found = {value for name, value in environment.items() if _SECRET.search(name) and len(value) >= _LEAST_SECRET}
+    return sorted(found, key=len, reverse=True)
 
 
 def _lives(process: psutil.Process) -> bool:

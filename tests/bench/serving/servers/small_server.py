@@ -43,11 +43,18 @@ def main(port: str, *manners: str) -> None:
             "time.sleep(600)\n"
         )
         subprocess.Popen([sys.executable, "-c", code, os.environ["PIDS"]])
+    if "daemon" in manners:  # its parent ends, it leaves its session
+        if os.fork():
+            os._exit(0)
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        Path(os.environ["PIDS"]).write_text(str(os.getpid()))
     if "deaf" in manners:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     print("a small server on", port, flush=True)
     if "dies" in manners:
-        print("cannot read the model\nso it ends", file=sys.stderr, flush=True)
+        print("cannot read the model\nso it ends", os.environ.get("SOME_TOKEN", ""), file=sys.stderr, flush=True)
         raise SystemExit(7)
     if "silent" in manners:
         time.sleep(600)

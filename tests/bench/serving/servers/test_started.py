@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from localllm.bench.serving.servers import process_tree
+from localllm.bench.serving.servers.process_tree import ProcessTree
 from localllm.bench.serving.servers.started import GivenServer, StartedServer, Starting, chosen, own_server
 from localllm.errors import ModelRefused, ServerUnreachable, UsageError
 
@@ -106,6 +107,30 @@ def test_a_child_whose_parent_died_is_ended_all_the_same(tmp_path: Path) -> None
         os.kill(leader, signal.SIGKILL)
         within(lambda: is_gone(leader))
     assert is_gone(child)
+
+
+def test_a_daemon_of_a_command_that_ends_is_told_and_ended(tmp_path: Path) -> None:
+    with pytest.raises(ServerUnreachable, match="ended with code 0 before it answered"):
+        small(tmp_path, "daemon").start()
+    assert within(lambda: not (tmp_path / "pids").exists() or is_gone(pid_in(tmp_path)), seconds=5)
+
+
+def test_a_child_that_became_a_daemon_unseen_ends_with_its_server(tmp_path: Path) -> None:
+    became = "import os, sys, time; os.fork() and os._exit(0); os.setsid(); os.fork() and os._exit(0); time.sleep(0.2)"
+    program = f"{became}; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
+    tree = ProcessTree([sys.executable, "-c", program, str(tmp_path / "pids")], os.environ, None)
+    pid = pid_in(tmp_path)
+    assert pid not in tree.pids()
+    tree.end()
+    assert is_gone(pid)
+
+
+def test_last_words_hold_no_secret_of_the_environment(tmp_path: Path) -> None:
+    variables = {"SOME_TOKEN": "abcdefgh12345"}
+    command = (sys.executable, str(SCRIPT), "{port}", "dies")
+    with pytest.raises(ServerUnreachable, match=r"so it ends \(secret\)") as caught:
+        StartedServer(Starting("small", command, variables=variables)).start()
+    assert "abcdefgh" not in str(caught.value)
 
 
 def test_a_server_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
