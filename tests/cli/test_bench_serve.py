@@ -374,6 +374,14 @@ def test_a_server_that_dies_is_told_and_what_there_is_is_kept(bench: Bench, tmp_
     assert document["completed"] > 0
 
 
+def test_a_full_disk_leaves_the_result_on_stdout(cli: Cli) -> None:
+    with served(Rival()) as url:
+        result = cli("bench", "serve", url, *SHORT, "--json", "-o", "/dev/full")
+    assert result.code == 1
+    assert "error: Cannot write /dev/full" in result.err
+    assert result.json()["completed"] > 0
+
+
 # --- our own server, on an engine that computes nothing
 
 

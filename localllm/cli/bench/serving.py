@@ -142,17 +142,21 @@ def report(found: Found, form: ReportForm, destination: Destination | None, note
         knee=next(iter(knees(found.results)), None),
         partial=found.is_partial,
     )
+    unwritten: LocalLLMError | None = None
     if destination is not None:
-        destination.write(render(document, destination.form))
+        try:
+            destination.write(render(document, destination.form))
+        except LocalLLMError as error:  # what was measured is still told
+            unwritten = error
     if found.is_partial:
         notes.say("ended early: this is what was measured until then")
     else:
-        _remember(document, destination, notes)
+        _remember(document, None if unwritten else destination, notes)
     for result in found.results:
         if result.unsupported:
             notes.say(f"note: {result.spec.workload.spec} is not supported: {result.unsupported}")
     Answer().write(render(document, form))
-    failure = found.ended or _failure(found.results)
+    failure = found.ended or unwritten or _failure(found.results)
     if failure is not None:
         raise AfterOutput(failure)
 
