@@ -20,7 +20,8 @@ the run already began with: what a server with a perfect cache need not compute.
 
 `cache=cold+warm+restart` behind any of them says what was computed before: *cold* puts text of its own before each
 request; *warm* sends before what a session begins with, and later turns find what earlier ones left; *restart* sends
-before what every request begins with, and starts the server anew in between.
+before what every request begins with, and starts the server anew in between; what requests then leave for
+each other counts as cached too.
 
 """
 

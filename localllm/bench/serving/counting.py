@@ -14,6 +14,8 @@ from localllm.bench.serving.wire import is_valid
 from localllm.bench.workloads.ask import Ask
 
 USAGE, PIECES = "usage", "pieces"
+LATE_S = 0.02
+LATE_SHARE = 0.05
 TOO_FEW = 0.5
 """Tokens a piece of text, on the whole: less, and `usage` does not count what was sent."""
 
@@ -59,6 +61,7 @@ def _notes(samples: Sequence[Sample], n_without: int, token_source: str) -> Iter
     n_over = sum(sample.is_over_limit for sample in samples if sample.outcome.end is End.ANSWER)
     if n_over:
         yield f"{n_over} of {n} answers are longer than their max_tokens: the server does not keep it"
+    yield from _lateness([sample.outcome for sample in samples])
     yield from _oddities([sample.outcome for sample in samples if sample.outcome.end is End.ANSWER])
     failures: dict[End, list[Outcome]] = {}
     for sample in samples:
@@ -67,6 +70,16 @@ def _notes(samples: Sequence[Sample], n_without: int, token_source: str) -> Iter
     for end, some in failures.items():
         (commonest, _), *_ = Counter(failure_of(outcome) for outcome in some).most_common(1)
         yield f"{len(some)} of {n} requests {_BECAME[end]}: {commonest}"
+
+
+def _lateness(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """Tell of a rate that this client could not keep: the wait is in the latencies, but is not the server's."""
+    late_s = sorted(outcome.started_s - outcome.due_s for outcome in outcomes)
+    n_late = sum(each_s > LATE_S for each_s in late_s)
+    if n_late > LATE_SHARE * len(late_s):
+        most_ms = 1e3 * late_s[-1]
+        told = f"{n_late} of {len(late_s)} requests were sent later than they were due, by up to {most_ms:.0f} ms"
+        yield f"{told}: this client could not keep the rate, and their latencies hold that wait"
 
 
 def _oddities(answers: Sequence[Outcome]) -> Iterator[str]:

@@ -9,12 +9,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from urllib.parse import parse_qs, urlsplit, urlunsplit
 
+import msgspec
+
 from localllm.bench.client.calls import Target
 from localllm.bench.serving.asking import Reply, ask
 from localllm.bench.serving.spec import Api
 from localllm.errors import LocalLLMError, ServerUnreachable, UsageError
 
 FACT_TIMEOUT_S = 5.0
+LIST_TIMEOUT_S = 60.0
+"""For a server's list of models, which computes nothing: one that hangs is not waited for as for an answer."""
+MAX_FACT_BYTES = 64 << 10
+MAX_NAME_CHARS = 1000
 UNNAMED = "default"
 """What the model of a server is called that lists none, where `?model=NAME` does not say."""
 _NO_LIST = (404, 405, 501)
@@ -91,7 +97,8 @@ def discover(
             f"{address} has no model {model!r}: it lists {', '.join(names[:8])}.", f"{address}?model={names[0]}"
         )
     chosen = model or names[0]
-    facts: dict[str, Any] = {"url": address, "models": names, "model": entries[names.index(chosen)]}
+    entry = entries[names.index(chosen)]
+    facts: dict[str, Any] = {"url": address, "models": names, "model": entry if _is_brief(entry) else {"id": chosen}}
     if "server" in reply.headers:
         facts["server"] = reply.headers["server"]
     facts |= _told(target)
@@ -144,7 +151,7 @@ def _count(body: Mapping[str, Any]) -> int | None:
 
 def _listed(address: str, target: Target, *, has_key: bool) -> Reply:
     """Return the list of models, or say in which way there is none."""
-    reply = ask(target, "/v1/models")
+    reply = ask(replace(target, timeout_s=min(target.timeout_s, LIST_TIMEOUT_S)), "/v1/models")
     if reply.status in (401, 403):
         said = "does not take the key" if has_key else "asks for a key"
         raise ServerUnreachable(
@@ -184,7 +191,9 @@ def _entries(address: str, reply: Reply) -> list[Mapping[str, Any]]:
             "give the address that /v1 follows, as http://127.0.0.1:8080",
         )
     entries: list[Mapping[str, Any]] = [
-        entry for entry in data if isinstance(entry, dict) and isinstance(entry.get("id"), str)
+        entry
+        for entry in data
+        if isinstance(entry, dict) and isinstance(entry.get("id"), str) and len(entry["id"]) <= MAX_NAME_CHARS
     ]
     if not entries:
         raise ServerUnreachable(f"{address} serves no model.", "load one there, and ask again")
@@ -204,5 +213,12 @@ def _told(target: Target) -> dict[str, Any]:
         if reply.status != 200 or not isinstance(body, dict) or "error" in body:
             continue
         name = path.removeprefix("/").replace("/", "_")
-        found[name] = {key: body[key] for key in _PROPS if key in body} if path == "/props" else body
+        told = {key: body[key] for key in _PROPS if key in body} if path == "/props" else body
+        if _is_brief(told):
+            found[name] = told
     return found
+
+
+def _is_brief(fact: Mapping[str, Any]) -> bool:
+    """Say whether a fact may stand in every run's document."""
+    return len(msgspec.json.encode(fact)) <= MAX_FACT_BYTES

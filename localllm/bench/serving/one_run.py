@@ -137,6 +137,8 @@ class Run:
             n_whole = n_whole_in(salted, beginnings)
             repeated = f"; {n_whole} of them whole, as later turns repeat them" if n_whole else ""
             what = f"what {len(salted)} requests" if is_restarted else f"what {len(salted)} sessions"
+            if is_restarted:
+                repeated += "; what requests leave for each other after the restart counts as cached too"
             how = f"in {n_sent} request{'s' * (n_sent != 1)}"
             self.notes.append(f"{what} begin with was sent before, {how}{repeated}")
 

@@ -263,3 +263,16 @@ def test_a_server_that_goes_on_byte_by_byte_is_given_up_in_time(beginning: bytes
     with served(drip) as url, pytest.raises(ServerUnreachable, match="does not answer in time"):
         discover(url, api="openai-chat", timeout_s=0.3)
     assert time.monotonic() - began_s < 10
+
+
+def test_what_a_server_tells_at_length_is_left_out() -> None:
+    long = "x" * (100 << 10)
+    entries = [{"id": long}, {"id": "small", "description": long}]
+    routes = {"/v1/models": {"data": entries}, "/version": {"version": long}, "/api/version": {"version": "1"}}
+
+    async def wordy(seen: Seen, reply: Reply) -> None:
+        await reply.json(routes.get(seen.line.split(" ")[1], {"error": "no"}))
+
+    with served(wordy) as url:
+        found = discover(url, api="openai-chat")
+    assert found.facts == {"url": url, "models": ["small"], "model": {"id": "small"}, "api_version": {"version": "1"}}

@@ -16,7 +16,8 @@ import msgspec
 import pytest
 
 from localllm import compose
-from localllm.bench.client.calls import End
+from localllm.bench.client.calls import End, Outcome
+from localllm.bench.serving.driving import Kept
 from localllm.bench.serving.result import RunResult
 from localllm.bench.serving.runner import Runner
 from localllm.bench.serving.spec import Api, Cache, Load, RunSpec
@@ -133,6 +134,7 @@ def test_restart_comes_between_the_beginnings_and_what_counts() -> None:
     assert {body["model"] for body in second.asked} == {"small"}
     assert len({text.partition("]")[0] for text in (*first.texts()[1:], *second.texts()[1:])}) == 1
     assert ends(result) == ["answer"] * 6
+    assert "what requests leave for each other after the restart counts as cached too" in notes(result)
 
 
 def test_restart_of_a_server_that_is_not_ours_is_refused_before_anything_is_sent() -> None:
@@ -167,6 +169,18 @@ def test_an_open_loop_keeps_its_times_whatever_the_server_does() -> None:
     assert due_s[-1] - due_s[0] < 1.0
     assert rival.n_most_open > 1  # it does not wait for answers
     assert len(result.samples) == 10
+
+
+def test_a_rate_that_the_client_cannot_keep_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(self: Kept, outcome: Outcome) -> None:
+        time.sleep(0.05)  # who keeps outcomes holds up the loop that sends
+        self.outcomes.append(outcome)
+
+    assert "could not keep the rate" not in notes(run(Rival(), load=Load(rate_per_s=20.0)))
+    monkeypatch.setattr(Kept, "__call__", slow)
+    result = run(Rival(), load=Load(rate_per_s=500.0), n_requests=20)
+    assert "of 20 requests were sent later than they were due" in notes(result)
+    assert "could not keep the rate" in notes(result)
 
 
 def test_a_trace_is_sent_at_its_recorded_times() -> None:
