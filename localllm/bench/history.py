@@ -91,6 +91,8 @@ def entries(model: str = "") -> list[Entry]:
         return []
     try:
         with _read(path) as base:
+            if not _version(base, path):  # a writer has made the file, and nothing in it yet
+                return []
             rows = base.execute(
                 "SELECT at, tool, model, name, facts, measures, fingerprint_id, file, doubtful, comparable "
                 "FROM run ORDER BY id"
@@ -124,10 +126,27 @@ def _written(path: Path) -> Iterator[sqlite3.Connection]:
 
 @contextlib.contextmanager
 def _read(path: Path) -> Iterator[sqlite3.Connection]:
-    """Yield the database, which is not changed. Raises sqlite3.Error, Unavailable."""
-    with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=WAIT_S)) as base:
-        _version(base, path)
+    """Yield the database; it is not changed, but where a killed writer left half of a run. Raises as `_written`."""
+    if not path.is_file():  # opening a pipe would wait for who writes into it
+        raise Unavailable(f"{path} is not a file.", _way_out())
+    uri = path.as_uri()
+    with contextlib.closing(sqlite3.connect(f"{uri}?mode=ro", uri=True, timeout=WAIT_S)) as base:
+        if not _must_be_mended(base):
+            yield base
+            return
+    with contextlib.closing(sqlite3.connect(f"{uri}?mode=rw", uri=True, timeout=WAIT_S)) as base:
         yield base
+
+
+def _must_be_mended(base: sqlite3.Connection) -> bool:
+    """Say whether a writer was killed half-way: SQLite takes its half back before anything can be read."""
+    try:
+        base.execute("PRAGMA user_version")
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_READONLY:
+            raise
+        return True
+    return False
 
 
 def _version(base: sqlite3.Connection, path: Path) -> int:

@@ -94,6 +94,48 @@ def test_nothing_is_made_by_looking(path: Path) -> None:
     assert not path.exists()
 
 
+def test_a_file_that_a_writer_only_just_made_holds_nothing_yet(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    assert history.entries() == []
+
+
+def write_half(path: Path) -> None:
+    """Write until pages of an open transaction are in the file, and die."""
+    base = sqlite3.connect(path)
+    base.execute("PRAGMA cache_size = 5")
+    base.execute("BEGIN IMMEDIATE")
+    for _ in range(300):
+        base.execute("UPDATE run SET name = name || ?", ("x" * 200,))
+    os._exit(9)
+
+
+def test_a_writer_that_was_killed_takes_no_run_with_it(path: Path) -> None:
+    for _ in range(20):
+        history.remember(made_up.serve(run()))
+    writer = multiprocessing.get_context("fork").Process(target=write_half, args=(path,))
+    writer.start()
+    writer.join(60)
+    assert path.with_name(f"{path.name}-journal").stat().st_size > 512
+    assert {entry.name for entry in history.entries()} == {"chat, cold, concurrency 1"}
+
+
+def look() -> None:
+    with pytest.raises(LocalLLMError, match="is not a file"):
+        history.entries()
+
+
+def test_a_pipe_in_its_place_is_told_and_not_waited_for(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(path)
+    looking = multiprocessing.get_context("fork").Process(target=look)
+    looking.start()
+    looking.join(10)
+    looking.kill()
+    looking.join()
+    assert looking.exitcode == 0
+
+
 def write(n: int) -> None:
     for _ in range(n):
         history.remember(made_up.serve(run()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ def cells_of(data: bytes, name: str) -> list[Cell]:
     if len(data) > LARGEST_BYTES:
         raise UsageError(f"{name}: it is larger than {LARGEST_BYTES >> 20} MiB.", _KNOWN)
     try:
-        cells = list(_cells(data, name))
+        cells = list(_cells(data.removeprefix(codecs.BOM_UTF8), name))
     except Malformed as error:
         place = f" at {error.place}" if error.place else ""
         raise UsageError(f"{name}: {error.what}{place}.", _KNOWN) from None

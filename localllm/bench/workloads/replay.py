@@ -80,16 +80,22 @@ def _chat_ask(body: Mapping[str, Any], n_tokens: int, extra: dict[str, Any], is_
         return None
     if isinstance(choice, dict):
         extra["tool_choice"] = choice
-    has_tools = isinstance(tools, list) and bool(tools)
+    tools = tools if isinstance(tools, list) else []
+    if not all(map(_is_tool, tools)):
+        return None
     return Ask(
         KIND,
         n_tokens,
         messages=tuple(map(_message, messages)),
-        tools=tuple(tools) if has_tools and isinstance(tools, list) else (),
+        tools=tuple(tools),
         tool_choice=choice if isinstance(choice, str) else None,
-        is_free=is_free and (not has_tools or choice == "none"),
+        is_free=is_free and (not tools or choice == "none"),
         extra=extra,
     )
+
+
+def _is_tool(tool: Any) -> bool:
+    return isinstance(tool, dict) and isinstance(tool.get("function", {}), dict)
 
 
 def _message(message: Mapping[str, Any]) -> Mapping[str, Any]:

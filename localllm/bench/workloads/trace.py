@@ -97,7 +97,7 @@ def read_trace(path: Path) -> Trace:
 def _header(path: Path, line: bytes) -> Header:
     try:
         header = msgspec.json.decode(line, type=Header)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise UsageError(f"{path} is no trace.", "localllm bench record URL -o FILE") from None
     if header.localllm_trace != VERSION:
         raise UsageError(
@@ -110,7 +110,7 @@ def _header(path: Path, line: bytes) -> Header:
 def _request(path: Path, number: int, line: bytes, decoder: msgspec.json.Decoder[Recorded]) -> Recorded:
     try:
         found = decoder.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         # Of what a message of the decoder says only the place: a trace may hold what was written.
         place = str(error).rpartition(" - at ")[2] if " - at " in str(error) else ""
         where = f" ({place})" if place.startswith("`$") else ""

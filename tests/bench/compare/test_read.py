@@ -126,6 +126,10 @@ def test_vllm_files_with_and_without_details() -> None:
     assert short.origin.fingerprint is None
 
 
+def test_a_byte_order_mark_is_no_part_of_a_file() -> None:
+    assert len(cells_of(b"\xef\xbb\xbf" + WHOLE, "x.json")) == 1
+
+
 def test_an_older_goodput_field_of_vllm_is_read() -> None:
     (cell,) = cells(made_up.vllm(FIRST_S, PACE_S, detailed=False) | {"request_goodput:": 1.5, "failed": 1})
     assert cell.values["request_goodput"] == (1.5,)

@@ -59,6 +59,23 @@ def test_the_spec_is_the_file(file: Path, tmp_path: Path) -> None:
     assert replay(write(tmp_path / "other", request(content="Else"))).spec != spec
 
 
+@pytest.mark.parametrize("tools", [[None], [1], ["x"], [{"type": "function", "function": None}], [{"function": "f"}]])
+def test_what_is_no_tool_is_not_sent_again(tools: list[Any], file: Path) -> None:
+    damaged = request(1, body={"messages": [{"role": "user", "content": "x"}], "tools": tools})
+    workload = replay(write(file, request(), damaged))
+    assert [len(list(ask.salted("s").messages)) for (ask,) in workload.sessions(1)] == [1]
+    assert workload.facts["n_left_out"] == 1
+
+
+def test_a_line_nested_too_deeply_is_named(file: Path) -> None:
+    line = b'{"body": ' + b"[" * 5000 + b"\n"
+    with pytest.raises(UsageError, match="line 3 is no recorded request"):
+        read_trace(write(file, request(), line))
+    file.write_bytes(line)
+    with pytest.raises(UsageError, match="is no trace"):
+        read_trace(file)
+
+
 def test_answers_are_as_long_as_they_were(file: Path) -> None:
     cut = request(1, ended="cancelled", completion_tokens=None, n_pieces=3)
     asks = [session[0] for session in replay(write(file, request(), cut)).sessions(1)]
