@@ -17,10 +17,10 @@ from typing import Any
 
 from localllm.bench.client.calls import Call, End, Outcome
 from localllm.bench.client.load import closed_loop
-from localllm.bench.client.tally import Tally
 from proof.history import History, Texts
 from proof.output import rounded, tell
 from proof.serving import Serving
+from proof.tally import Tally
 
 SIGNALS = ("SEGV", "ABRT", "KILL", "STOP", "BUS")
 KINDS = (*SIGNALS, "hang")

@@ -22,7 +22,6 @@ from typing import Any
 
 from localllm.bench.client.calls import Call, End, Outcome
 from localllm.bench.client.load import closed_loop
-from localllm.bench.client.tally import Tally
 from localllm.models.catalog import DEFAULT_ALIAS
 from localllm.server.record import CLIENT_GONE
 from proof.history import History, log_lines
@@ -30,6 +29,7 @@ from proof.output import MEASURED, header, model_path, rounded, tell, write_json
 from proof.processes import Usage, leave_nothing_when_terminated, usage
 from proof.prompts import story
 from proof.serving import Serving, alive, fake_engine
+from proof.tally import Tally
 
 N_CLIENTS = 16
 PARTS = 10

@@ -103,7 +103,7 @@ def test_a_side_of_ours_that_fails_ends_it() -> None:
         Turns([Failing(OURS)], lambda n: [(1,)] * n, {}).take(1, 5, 1)
 
 
-ANSWER = Outcome("", 0, End.ANSWER, True, 200, 10.0, 10.0, 10.1, 11.2, (10.5, 10.75, 11.0), finish_reasons=("length",))
+ANSWER = Outcome("", 0, End.ANSWER, True, 200, 10.0, 10.0, 11.2, (10.5, 10.75, 11.0), finish_reasons=("length",))
 
 
 def test_a_burst_counts_from_the_first_request_to_the_last_token() -> None:

@@ -9,7 +9,7 @@ import pytest
 from localllm.bench.client.calls import End, Outcome
 from proof.history import History, Texts, log_lines
 
-ANSWER = Outcome("a", 0, End.ANSWER, True, 200, 0.0, 0.0, 0.1, 1.0, request_id="a", text="once upon")
+ANSWER = Outcome("a", 0, End.ANSWER, True, 200, 0.0, 0.0, 1.0, request_id="a", text="once upon")
 
 
 def history(*outcomes: Outcome, sent: tuple[str, ...] = ("a",)) -> History:

@@ -112,7 +112,6 @@ class Outcome:
     status: int | None
     due_s: float
     started_s: float
-    head_s: float | None
     ended_s: float
     token_s: tuple[float, ...] = ()
     answer_s: float | None = None
@@ -132,3 +131,10 @@ class Outcome:
     fault: str = ""
     text: str = ""
     n_sends: int = 1
+
+    @property
+    def failure_code(self) -> str | None:
+        """The code behind a refusal or an error event ("status 500" where it has none); None for other ends."""
+        if self.end not in (End.REFUSED, End.ERROR_EVENT):
+            return None
+        return self.error_code or f"status {self.status}"

@@ -27,7 +27,7 @@ class Exchange:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._on_event = on_event
         self._fault = ""
-        self._head_s: float | None = None
+        self._has_head = False
         self._ended_s = 0.0
         self._is_stream = False
         self._events: list[tuple[float, bytes]] = []
@@ -44,8 +44,8 @@ class Exchange:
         """Take what arrived at `now_s`."""
         try:
             pieces = self.reader.feed(data)
-            if self._head_s is None and self.reader.status is not None:
-                self._head_s = now_s
+            if not self._has_head and self.reader.status is not None:
+                self._has_head = True
                 self._is_stream = self._header("content-type").lower().startswith("text/event-stream")
                 if self._header("content-encoding").lower() not in ("", "identity"):
                     raise Malformed("the answer is compressed, which was not asked for")
@@ -100,7 +100,6 @@ class Exchange:
             status=self.reader.status,
             due_s=due_s,
             started_s=started_s,
-            head_s=self._head_s,
             ended_s=self._ended_s,
             token_s=tuple(answer.token_s),
             answer_s=answer.answer_s,

@@ -34,11 +34,6 @@ _TYPES = {
 }
 
 
-def read_contract(path: Path) -> Contract:
-    """Return the contract in a file. Raises UsageError naming the place of what is wrong; opens no model."""
-    return parse_contract(read_bytes(path), source=path.name, folder=path.absolute().parent)
-
-
 def read_bytes(path: Path) -> bytes:
     """Return the file's bytes, one more than a contract may have at the most. Raises UsageError."""
     try:

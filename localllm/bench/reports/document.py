@@ -58,7 +58,6 @@ def serve_document(
     fingerprint: Mapping[str, Any],
     calibration: Any = None,
     knee: Any = None,
-    label: str | None = None,
     partial: bool = False,
 ) -> dict[str, Any]:
     """Return one `bench serve` as a document: the first run's fields, then every run, then what they ran on.
@@ -66,7 +65,7 @@ def serve_document(
     `calibration` and `knee`: a dataclass, a mapping or None.
     """
     runs = [run_document(result) for result in results]
-    head = {"localllm_bench_serve": 1, "partial": partial or any(run["partial"] for run in runs), "label": label}
+    head = {"localllm_bench_serve": 1, "partial": partial or any(run["partial"] for run in runs)}
     rest = {"runs": runs, "knee": knee, "fingerprint": fingerprint, "calibration": calibration}
     return head | {k: v for k, v in (runs[0] if runs else {}).items() if k not in head} | _plain_mapping(rest)
 

@@ -41,7 +41,7 @@ def serve_page(document: Document) -> Page:
     names = labels(cells_of(document))
     fingerprint = document.get("fingerprint") or {}
     return Page(
-        title=_title(document, runs),
+        title=f"localllm bench serve: {runs[0]['model_id'] if runs else 'nothing measured'}",
         facts=(*machine_facts(fingerprint), *_settings_line(runs)),
         alarms=(*((PARTIAL,) if document.get("partial") else ()), *alarms(runs, names)),
         sections=(
@@ -56,12 +56,6 @@ def serve_page(document: Document) -> Page:
             Section("Machine, software and server", tables=(_facts(fingerprint),), is_detail=True),
         ),
     )
-
-
-def _title(document: Document, runs: Sequence[Document]) -> str:
-    model = runs[0]["model_id"] if runs else "nothing measured"
-    label = document.get("label")
-    return f"localllm bench serve: {model}" + (f" ({label})" if label else "")
 
 
 def _plots(panel: Panel) -> Section:

@@ -38,11 +38,6 @@ def examine(endpoint: Endpoint) -> Preliminary:
     return asyncio.run(_examined(endpoint))
 
 
-def fills_length(endpoint: Endpoint) -> bool:
-    """Say whether the endpoint honours `ignore_eos`. Raises as `examine`."""
-    return examine(endpoint).fills_length
-
-
 async def _examined(endpoint: Endpoint) -> Preliminary:
     client = Client(endpoint.target)
     asked = replace(endpoint, api="openai-chat")  # a text that is completed seldom ends by itself, a chat does

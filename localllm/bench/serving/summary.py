@@ -10,7 +10,6 @@ import numpy as np
 
 from localllm.bench.client.calls import End, Outcome
 from localllm.bench.client.latencies import Distribution, distribution, latencies_ms
-from localllm.bench.client.tally import error_code
 from localllm.bench.measures import LATENCIES, measure
 from localllm.bench.serving.result import RunResult, Sample
 from localllm.bench.slo import Slo
@@ -23,8 +22,7 @@ class RunSummary:
     `duration_s`: from when the first request was due to the last end. Tokens and latencies are of
     proper answers alone. None = not told: `prompt_tokens` unless every answer tells them,
     `cached_tokens` and `drafted_tokens` where no answer tells any. `latencies`: by the names of
-    measures.LATENCIES; a name is missing where nothing was measured. `n_good`: requests within the
-    SLO, None without one; `n_with_schema`: answers that had a schema to be valid under.
+    measures.LATENCIES; a name is missing where nothing was measured.
     `max_output_tokens_per_s`: in the best of the seconds counted from the first request; a piece
     counts its answer's tokens / pieces. `max_concurrent_requests`: answers under way at one moment.
     """
@@ -33,12 +31,8 @@ class RunSummary:
     n_requests: int
     n_answers: int
     n_cancelled: int
-    n_by_end: Mapping[str, int]
     n_by_error: Mapping[str, int]
-    n_good: int | None
     n_over_limit: int
-    n_with_schema: int
-    n_valid: int
     prompt_tokens: int | None
     output_tokens: int
     cached_tokens: int | None
@@ -66,54 +60,66 @@ def summarise_run(result: RunResult) -> RunSummary:
     """Return what a run came to."""
     counted = [sample for sample in result.samples if sample.outcome.end is not End.CANCELLED]
     answers = [sample for sample in counted if sample.outcome.end is End.ANSWER]
+    errors = Counter(code for sample in counted if (code := sample.outcome.failure_code) is not None)
     duration_s = _duration_s(counted)
-    output_tokens = sum(sample.output_tokens for sample in answers)
-    slo = result.spec.slo
-    n_good = None if slo is None else sum(is_good(sample, slo) for sample in answers)
+    output_tokens = _output_tokens(answers)
     drafted, accepted = _drafts(answers)
-    errors = Counter(code for sample in counted if (code := error_code(sample.outcome)) is not None)
-    with_schema = [sample.is_valid for sample in answers if sample.is_valid is not None]
-    found: dict[str, float | None] = {
-        "error": _ratio(len(counted) - len(answers), len(counted)),
-        "goodput": _ratio(n_good, len(counted)),
-        "request_goodput": _ratio(n_good, duration_s),
-        "request_throughput": _ratio(len(answers), duration_s),
-        "output_throughput": _ratio(output_tokens, duration_s),
-        "valid_share": _ratio(sum(with_schema), len(with_schema)),
-        "accepted_share": _ratio(accepted, drafted),
-        "peak_memory": result.resources.peak_memory_bytes,
-        "joules_per_token": _ratio(result.resources.joules, output_tokens),
-        "ready": None if result.ready_s is None else 1e3 * result.ready_s,
-    }
-    prompt_tokens = _prompt_tokens(answers)
-    total_tokens = None if prompt_tokens is None else prompt_tokens + output_tokens
-    cached_tokens, of_tokens = _cached(answers)
     return RunSummary(
         duration_s=duration_s,
         n_requests=len(counted),
         n_answers=len(answers),
         n_cancelled=len(result.samples) - len(counted),
-        n_by_end=dict(Counter(sample.outcome.end.value for sample in counted)),
         n_by_error=dict(errors),
-        n_good=n_good,
         n_over_limit=sum(sample.is_over_limit for sample in answers),
-        n_with_schema=len(with_schema),
-        n_valid=sum(with_schema),
-        prompt_tokens=prompt_tokens,
+        prompt_tokens=_prompt_tokens(answers),
         output_tokens=output_tokens,
-        cached_tokens=cached_tokens,
+        cached_tokens=_cached(answers)[0],
         drafted_tokens=drafted,
         accepted_draft_tokens=accepted,
         max_output_tokens_per_s=max_tokens_in_a_second(answers),
         max_concurrent_requests=max_concurrent([sample.outcome for sample in answers]),
         client_cpu_ms_per_token=_ratio(1e3 * result.client_cpu_s, output_tokens),
         latencies=_latencies(answers),
-        scalars=found
-        | {
-            "total_token_throughput": _ratio(total_tokens, duration_s),
-            "cached_share": _ratio(cached_tokens, of_tokens),
+        scalars={
+            **_of_requests(counted, answers, duration_s, result.spec.slo),
+            **_of_tokens(answers, duration_s),
+            **_of_machine(result, output_tokens),
         },
     )
+
+
+def _of_requests(
+    counted: Sequence[Sample], answers: Sequence[Sample], duration_s: float, slo: Slo | None
+) -> dict[str, float | None]:
+    n_good = None if slo is None else sum(is_good(sample, slo) for sample in answers)
+    with_schema = [sample.is_valid for sample in answers if sample.is_valid is not None]
+    return {
+        "error": _ratio(len(counted) - len(answers), len(counted)),
+        "goodput": _ratio(n_good, len(counted)),
+        "request_goodput": _ratio(n_good, duration_s),
+        "request_throughput": _ratio(len(answers), duration_s),
+        "valid_share": _ratio(sum(with_schema), len(with_schema)),
+    }
+
+
+def _of_tokens(answers: Sequence[Sample], duration_s: float) -> dict[str, float | None]:
+    prompt_tokens, output_tokens = _prompt_tokens(answers), _output_tokens(answers)
+    total_tokens = None if prompt_tokens is None else prompt_tokens + output_tokens
+    drafted, accepted = _drafts(answers)
+    return {
+        "output_throughput": _ratio(output_tokens, duration_s),
+        "total_token_throughput": _ratio(total_tokens, duration_s),
+        "cached_share": _ratio(*_cached(answers)),
+        "accepted_share": _ratio(accepted, drafted),
+    }
+
+
+def _of_machine(result: RunResult, output_tokens: int) -> dict[str, float | None]:
+    return {
+        "peak_memory": result.resources.peak_memory_bytes,
+        "joules_per_token": _ratio(result.resources.joules, output_tokens),
+        "ready": None if result.ready_s is None else 1e3 * result.ready_s,
+    }
 
 
 def is_good(sample: Sample, slo: Slo) -> bool:
@@ -175,6 +181,10 @@ def _latencies(answers: Iterable[Sample]) -> dict[str, Distribution]:
         for name, values in latencies_ms(sample.outcome, sample.output_tokens).items():
             samples[name] += values
     return {name: found for name, values in samples.items() if (found := distribution(values)) is not None}
+
+
+def _output_tokens(answers: Iterable[Sample]) -> int:
+    return sum(sample.output_tokens for sample in answers)
 
 
 def _prompt_tokens(answers: Iterable[Sample]) -> int | None:

@@ -34,7 +34,6 @@ def outcome(end: End = End.ANSWER, **fields: Any) -> Outcome:
         "status": 200,
         "due_s": 10.0,
         "started_s": 10.25,
-        "head_s": 10.3,
         "ended_s": 12.0,
     }
     return Outcome(end=end, **(known | fields))
@@ -76,7 +75,6 @@ def measured(
                     client=number % 4,
                     due_s=due_s,
                     started_s=sent_s,
-                    head_s=first_s,
                     token_s=token_s,
                     answer_s=token_s[min(2, n_tokens - 1)],
                     ended_s=token_s[-1] + 0.001,

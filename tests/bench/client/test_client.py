@@ -19,7 +19,7 @@ def test_a_stream_is_read_to_its_end() -> None:
     assert (outcome.status, outcome.is_stream, outcome.finish_reasons) == (200, True, ("length",))
     assert (outcome.prompt_tokens, outcome.completion_tokens, outcome.cached_tokens) == (7, 3, 2)
     assert len(outcome.token_s) == 3  # the role is no token
-    assert outcome.started_s <= outcome.head_s <= outcome.token_s[0] <= outcome.token_s[-1] <= outcome.ended_s
+    assert outcome.started_s <= outcome.token_s[0] <= outcome.token_s[-1] <= outcome.ended_s
 
 
 def test_pieces_have_the_times_at_which_they_were_sent() -> None:

@@ -186,7 +186,6 @@ def _sample(number: int, gap_s: float) -> Sample:
         status=200,
         due_s=due_s,
         started_s=due_s,
-        head_s=due_s,
         ended_s=times[-1],
         token_s=times,
         answer_s=times[0],

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localllm.bench.contract.file import MAX_BYTES, parse_contract, read_contract
+from localllm.bench.contract.file import MAX_BYTES, parse_contract, read_bytes
 from localllm.bench.contract.terms import Contract
 from localllm.bench.serving.spec import Cache, Load
 from localllm.errors import UsageError
@@ -223,9 +223,9 @@ def test_a_mistake_is_a_sentence_with_its_place(old: str, new: str, said: str) -
 
 def test_a_file_that_is_not_there_or_no_text_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="There is no contract"):
-        read_contract(tmp_path / "no.toml")
+        read_bytes(tmp_path / "no.toml")
     with pytest.raises(UsageError, match="Cannot read the contract"):
-        read_contract(tmp_path)
+        read_bytes(tmp_path)
     with pytest.raises(UsageError, match="c, line 2: not UTF-8 text"):
         parse_contract(b"a = 1\n\xff", source="c", folder=tmp_path)
     with pytest.raises(UsageError, match="too long"):

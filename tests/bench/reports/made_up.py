@@ -248,7 +248,7 @@ def hostile_serve() -> dict[str, Any]:
         replace(run, model=HOSTILE, samples=(*run.samples, failed), unsupported=HOSTILE),
         replace(run, model=HOSTILE, samples=(*run.samples, failed), resources=Resources()),
     ]
-    return serve_document(runs, fingerprint={**FINGERPRINT, "server": {HOSTILE: HOSTILE}}, label=HOSTILE)
+    return serve_document(runs, fingerprint={**FINGERPRINT, "server": {HOSTILE: HOSTILE}})
 
 
 def hostile_contract() -> dict[str, Any]:

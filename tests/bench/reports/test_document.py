@@ -156,13 +156,13 @@ def test_the_objective_is_written_with_its_verdicts() -> None:
 
 
 def test_the_first_run_stands_flat_on_top_and_marks_come_first() -> None:
-    made = document(made_up_run(1), made_up_run(2), label="a b", partial=False)
-    assert list(made)[:3] == ["localllm_bench_serve", "partial", "label"]
+    made = document(made_up_run(1), made_up_run(2), partial=False)
+    assert list(made)[:2] == ["localllm_bench_serve", "partial"]
     assert {key: made[key] for key in made["runs"][0] if key != "partial"} == {
         key: value for key, value in made["runs"][0].items() if key != "partial"
     }
     assert list(made)[-4:] == ["runs", "knee", "fingerprint", "calibration"]
-    assert (made["label"], made["knee"], made["fingerprint"]) == ("a b", None, FINGERPRINT)
+    assert (made["knee"], made["fingerprint"]) == (None, FINGERPRINT)
 
 
 def test_a_document_is_partial_where_a_run_of_it_is() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from localllm.bench.serving.endpoint import discover
-from localllm.bench.serving.preliminary import QUESTIONS, Preliminary, examine, fills_length
+from localllm.bench.serving.preliminary import QUESTIONS, Preliminary, examine
 from localllm.bench.serving.spec import Api
 from localllm.errors import ServerUnreachable
 from tests.bench.client.stand_in import Reply, Seen
@@ -86,4 +86,4 @@ def test_a_key_that_only_answers_ask_for_is_told() -> None:
     with pytest.raises(ServerUnreachable, match="asks for a key"):
         found(Rival(key="right", lists_to_anybody=True))
     with served(Rival(key="right")) as url:
-        assert not fills_length(discover(url, api="openai-chat", key="right"))
+        assert not examine(discover(url, api="openai-chat", key="right")).fills_length

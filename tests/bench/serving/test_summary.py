@@ -167,7 +167,7 @@ def test_goodput_is_the_requests_within_every_bound() -> None:
     late = sample(outcome(token_s=(10.9, 11.0, 11.1), completion_tokens=3))
     slow = sample(outcome(token_s=(10.1, 10.8, 11.5), completion_tokens=3))
     found = summarise_run(with_slo("ttft_p95=500ms,tpot_p95=200ms", quick, late, slow, sample(outcome(End.LOST))))
-    assert (found.n_good, found.value("goodput")) == (1, 0.25)
+    assert found.value("goodput") == 0.25
     assert found.value("request_goodput") == pytest.approx(0.5)
     assert summarise_run(result(quick)).value("goodput") is None  # nothing is asked
 
@@ -217,9 +217,8 @@ def test_requests_are_concurrent_from_when_they_are_sent_to_just_before_their_en
 
 def test_a_summary_agrees_with_itself() -> None:
     found: RunSummary = summarise_run(with_slo("ttft_p95=80ms", *measured(2, 40), sample(outcome(End.LOST), 0)))
-    assert sum(found.n_by_end.values()) == found.n_requests == 41
+    assert found.n_requests == 41
     goodput, rate = found.value("goodput"), found.value("request_goodput")
     assert goodput is not None
     assert rate is not None
-    assert goodput * 41 == pytest.approx(found.n_good)
-    assert rate * found.duration_s == pytest.approx(found.n_good)
+    assert goodput * 41 == pytest.approx(rate * found.duration_s)

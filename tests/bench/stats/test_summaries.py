@@ -89,51 +89,6 @@ def test_percentiles_are_numpys_linear_ones(percent: float) -> None:
     assert math.isnan(summaries.percentile([], percent))
 
 
-STATISTICS: dict[str, tuple[summaries.Statistic, Any]] = {
-    "median": (summaries.percentile_of(50), lambda x, axis: np.median(x, axis=axis)),
-    "p90": (summaries.percentile_of(90), lambda x, axis: np.percentile(x, 90, axis=axis)),
-    "mean": (lambda rows: rows.mean(axis=1), lambda x, axis: np.mean(x, axis=axis)),
-}
-
-
-@pytest.mark.parametrize("name", STATISTICS)
-@pytest.mark.parametrize("is_ratio", [False, True])
-def test_unpaired_intervals_agree_with_scipy_bootstrap(name: str, is_ratio: bool) -> None:
-    ours, theirs = STATISTICS[name]
-    a, b = samples(60, 1), [1.1 * x for x in samples(45, 2)]
-    found = (summaries.ratio if is_ratio else summaries.difference)(a, b, ours, n_resamples=20_000)
-
-    def combined(x: Any, y: Any, axis: int) -> Any:
-        first, second = theirs(x, axis), theirs(y, axis)
-        return second / first if is_ratio else second - first
-
-    other = pytest.importorskip("scipy.stats").bootstrap(
-        (a, b), combined, method="percentile", n_resamples=20_000, rng=np.random.default_rng(4), batch=1000
-    )
-    low, high = other.confidence_interval
-    assert found.value == pytest.approx(combined(np.array([a]), np.array([b]), 1)[0])
-    # A bound is a 2.5th percentile of 20 000 draws: its own error is a few percent of the interval.
-    assert abs(found.low - low) < 0.05 * (high - low)
-    assert abs(found.high - high) < 0.05 * (high - low)
-
-
-def test_intervals_are_the_same_whatever_is_held_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    a, b, statistic = samples(50, 1), samples(40, 2), summaries.percentile_of(95)
-    whole = summaries.difference(a, b, statistic, seed=5)
-    monkeypatch.setattr(summaries, "_MAX_DRAWN", 50 * 7)
-    assert summaries.difference(a, b, statistic, seed=5) == whole
-    assert summaries.difference(a, b, statistic, seed=6) != whole
-
-
-def test_an_interval_needs_samples_and_a_ratio_something_to_divide_by() -> None:
-    statistic = summaries.percentile_of(50)
-    for a, b in (([], [1.0]), ([1.0], [])):
-        with pytest.raises(ValueError, match="no samples"):
-            summaries.difference(a, b, statistic)
-    with pytest.raises(ValueError, match="above zero"):
-        summaries.ratio([1.0, 0.0], [1.0], statistic)
-
-
 def test_adjusted_p_values_are_scipys() -> None:
     scipy_stats = pytest.importorskip("scipy.stats")
     rng = np.random.default_rng(3)

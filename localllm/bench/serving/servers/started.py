@@ -237,13 +237,13 @@ class GivenServer:
         """Leave it running."""
 
 
-def own_server(model: str, flags: Sequence[str] = (), *, name: str = OURS) -> StartedServer:
-    """Return `localllm serve MODEL` with `flags` and the user's settings, on a free port of loopback.
+def own_server(model: str) -> StartedServer:
+    """Return `localllm serve MODEL` with the user's settings, on a free port of loopback.
 
     It is started by `with` or `.start()`, which raise what it says where it refuses the model.
     """
-    command = (OURS, "serve", "{model}", "--host", _HOST, "--port", "{port}", *flags)
-    return StartedServer(Starting(name, command, model))
+    command = (OURS, "serve", "{model}", "--host", _HOST, "--port", "{port}")
+    return StartedServer(Starting(OURS, command, model))
 
 
 def chosen(url: str, model: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from localllm.bench.client.calls import End, Outcome
@@ -29,7 +29,6 @@ class Summary:
     completion_tokens: int
     cached_tokens: int
     output_tokens_per_s: float
-    requests_per_s: float
     latencies: Mapping[str, Distribution]
 
 
@@ -55,7 +54,7 @@ class Tally:
         begin_s = outcome.due_s if self._begin_s is None else min(self._begin_s, outcome.due_s)
         self._begin_s, self._end_s = begin_s, max(self._end_s, outcome.ended_s)
         self._ends[outcome.end.value] += 1
-        if (code := error_code(outcome)) is not None:
+        if (code := outcome.failure_code) is not None:
             self._errors[code] += 1
         if outcome.fault:
             self._faults[outcome.fault] += 1
@@ -81,21 +80,5 @@ class Tally:
             completion_tokens=self._tokens["completion"],
             cached_tokens=self._tokens["cached"],
             output_tokens_per_s=self._tokens["completion"] / duration_s if duration_s else 0.0,
-            requests_per_s=self._ends[End.ANSWER.value] / duration_s if duration_s else 0.0,
             latencies={n: found for n, values in self._samples.items() if (found := distribution(values)) is not None},
         )
-
-
-def error_code(outcome: Outcome) -> str | None:
-    """Return the code behind a refusal or an error event ("status 500" where it has none); None for other ends."""
-    if outcome.end not in (End.REFUSED, End.ERROR_EVENT):
-        return None
-    return outcome.error_code or f"status {outcome.status}"
-
-
-def summarise(outcomes: Iterable[Outcome]) -> Summary:
-    """Return what these outcomes came to."""
-    tally = Tally()
-    for outcome in outcomes:
-        tally.add(outcome)
-    return tally.summary()

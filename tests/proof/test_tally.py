@@ -6,22 +6,23 @@ import pytest
 
 from localllm.bench.client.calls import Call, End
 from localllm.bench.client.load import closed_loop
-from localllm.bench.client.tally import Tally, summarise
+from proof.tally import Tally
 from tests.bench.client.made_up import outcome
 from tests.bench.client.stand_in import Reply, Seen, stand_in
 
 
 def test_ends_and_errors_are_counted_by_kind() -> None:
-    found = summarise(
-        [
-            outcome(token_s=(10.5, 11.0), completion_tokens=2, prompt_tokens=5, cached_tokens=1),
-            outcome(End.REFUSED, status=429, error_code="queue_full"),
-            outcome(End.REFUSED, status=500),
-            outcome(End.ERROR_EVENT, error_code="worker_died", token_s=(10.5,)),
-            outcome(End.LOST, fault="cut", ended_s=14.0),
-            outcome(End.CANCELLED),
-        ]
-    )
+    tally = Tally()
+    for one in (
+        outcome(token_s=(10.5, 11.0), completion_tokens=2, prompt_tokens=5, cached_tokens=1),
+        outcome(End.REFUSED, status=429, error_code="queue_full"),
+        outcome(End.REFUSED, status=500),
+        outcome(End.ERROR_EVENT, error_code="worker_died", token_s=(10.5,)),
+        outcome(End.LOST, fault="cut", ended_s=14.0),
+        outcome(End.CANCELLED),
+    ):
+        tally.add(one)
+    found = tally.summary()
     assert found.n_by_end == {"answer": 1, "refused": 2, "error_event": 1, "lost": 1, "cancelled": 1}
     assert found.n_by_error == {"queue_full": 1, "status 500": 1, "worker_died": 1}
     assert found.faults == {"cut": 1}
