@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from localllm.bench.client.calls import Target
-from localllm.bench.serving.servers.started import StartedServer, Starting
+from localllm.bench.serving.servers.started import StartedServer
+from localllm.bench.serving.servers.starting import Starting
 
 START_TIMEOUT_S = 120.0
 KV_TYPE_NUMBERS = {"f16": 1, "q4_0": 2, "q8_0": 8}

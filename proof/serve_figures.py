@@ -22,7 +22,7 @@ from typing import Any
 from localllm import compose
 from localllm.backends.llamacpp.bare import BareLoop
 from localllm.bench.machine import fingerprint
-from localllm.bench.serving.servers.started import free_port
+from localllm.bench.serving.servers.listening import free_port
 from localllm.errors import LocalLLMError
 from localllm.models.catalog import DEFAULT_ALIAS
 from localllm.runtime.config import LoadConfig, RuntimeConfig

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -65,6 +66,17 @@ class Target:
         headers = (("authorization", f"Bearer {key}"),) if key else ()
         prefix = quote(parts.path.rstrip("/").removesuffix("/v1"), safe="/%:@!$&'()*+,;=~")
         return cls(host, port or (443 if context else 80), prefix, context, headers, timeout_s)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the host is this machine: loopback, or no address in particular."""
+        if self.host == "localhost":
+            return True
+        try:
+            address = ipaddress.ip_address(self.host)
+        except ValueError:
+            return False
+        return address.is_loopback or address.is_unspecified
 
 
 def _without_login(url: str) -> str:

@@ -14,7 +14,7 @@ from localllm.bench.contract.check_rules import rules_of
 from localllm.bench.contract.places import Place, Places
 from localllm.bench.contract.tables import CandidateTable, ContractTable, ModelTable
 from localllm.bench.contract.terms import Candidate, Cell, Contract, Model
-from localllm.bench.serving.servers.started import PLACEHOLDERS, placeholders
+from localllm.bench.serving.servers.starting import PLACEHOLDERS, placeholders
 from localllm.bench.serving.spec import Api, Cache
 from localllm.errors import UsageError
 

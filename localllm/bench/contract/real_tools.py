@@ -13,13 +13,17 @@ from localllm.bench.contract.models import FoundModel
 from localllm.bench.contract.terms import Candidate, Contract
 from localllm.bench.contract.tools import Differs, Runs
 from localllm.bench.machine import fingerprint
+from localllm.bench.serving.address import chosen
 from localllm.bench.serving.driving import OnProgress
 from localllm.bench.serving.endpoint import Endpoint
 from localllm.bench.serving.preliminary import Preliminary, examine
-from localllm.bench.serving.probing.prober import differences, probe
+from localllm.bench.serving.probing.differences import differences
+from localllm.bench.serving.probing.prober import probe
 from localllm.bench.serving.runner import Runner
+from localllm.bench.serving.servers.given import GivenServer
 from localllm.bench.serving.servers.running import Running
-from localllm.bench.serving.servers.started import OURS, GivenServer, StartedServer, Starting, chosen
+from localllm.bench.serving.servers.started import StartedServer
+from localllm.bench.serving.servers.starting import OURS, Starting
 from localllm.errors import LocalLLMError
 
 

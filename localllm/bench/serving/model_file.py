@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -29,7 +28,7 @@ def known_info(endpoint: Endpoint, named: str | None = None) -> ModelInfo | None
         with suppress(LocalLLMError):
             return compose.find(named)[1]
         return None
-    if not _is_here(endpoint.target.host):
+    if not endpoint.target.is_here:
         return None
     props, card = endpoint.facts.get("props") or {}, endpoint.facts.get("model") or {}
     path = props.get("model_path")
@@ -65,12 +64,3 @@ def token_counter(info: ModelInfo | None) -> Callable[[str], int | None]:
         return None if opened is None else len(opened.tokenizer.encode(text, parse_special=False))
 
     return count
-
-
-def _is_here(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

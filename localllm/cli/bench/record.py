@@ -35,7 +35,7 @@ def _record(url: str, output: Path, keep_text: bool) -> int:
     from localllm.bench.client.calls import Target
     from localllm.bench.record.session import Recording
     from localllm.bench.record.session import record as run
-    from localllm.bench.serving.endpoint import without_choice
+    from localllm.bench.serving.address import without_choice
 
     notes = Notes()
     target = Target.of_url(without_choice(url)[0])

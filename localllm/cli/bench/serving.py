@@ -11,14 +11,16 @@ from typing import Any
 from localllm.bench.client.calibrate import Overhead, calibrate
 from localllm.bench.client.calls import End
 from localllm.bench.machine import fingerprint
-from localllm.bench.serving.endpoint import Endpoint, is_url
+from localllm.bench.serving.address import is_url
+from localllm.bench.serving.endpoint import Endpoint
 from localllm.bench.serving.model_file import known_info
 from localllm.bench.serving.preliminary import examine
 from localllm.bench.serving.result import RunResult
 from localllm.bench.serving.runner import Runner
 from localllm.bench.serving.series import knees, run_series
+from localllm.bench.serving.servers.given import GivenServer
 from localllm.bench.serving.servers.running import Running
-from localllm.bench.serving.servers.started import GivenServer, own_server
+from localllm.bench.serving.servers.started import own_server
 from localllm.bench.serving.spec import Api, RunSpec
 from localllm.bench.serving.trying import failure_of
 from localllm.cli.api_key import read_api_key

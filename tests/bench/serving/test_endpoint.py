@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from localllm.bench.client.calls import Target
+from localllm.bench.serving.address import is_url, without_choice
 from localllm.bench.serving.asking import ask
-from localllm.bench.serving.endpoint import TokenCount, count_tokens, discover, is_url, without_choice
+from localllm.bench.serving.endpoint import TokenCount, count_tokens, discover
 from localllm.bench.serving.spec import Api
 from localllm.errors import ServerUnreachable, UsageError
 from tests.bench.client.stand_in import Reply, Script, Seen

@@ -16,13 +16,11 @@ from localllm.bench.serving.asking import Reply
 from localllm.bench.serving.asking import ask as ask_whole
 from localllm.bench.serving.endpoint import Endpoint
 from localllm.bench.serving.probing import asks
-from localllm.bench.serving.probing.differences import Difference, Honour, Probes, differences
 from localllm.bench.serving.probing.greedy import Greedy, greedy_of, is_nearly, parting
+from localllm.bench.serving.probing.probes import Honour, Probes
 from localllm.bench.serving.wire import CHAT, COMPLETIONS, SEED, call_of, cannot_send, is_valid
 from localllm.bench.workloads.ask import Ask, Message
 from localllm.errors import LocalLLMError
-
-__all__ = ["Difference", "Probes", "differences", "probe"]
 
 _USAGE: Final = {"include_usage": True}
 _REFUSALS: Final = (400, 404, 405, 415, 422, 501)

@@ -195,14 +195,3 @@ def _await_ends(processes: Sequence[psutil.Process], timeout_s: float) -> None:
     give_up_s = time.monotonic() + timeout_s
     while any(_lives(process) for process in processes) and time.monotonic() < give_up_s:
         time.sleep(0.01)
-
-
-def listeners(port: int) -> list[psutil.Process]:
-    """Return the processes that listen on a port of this machine, as far as they are ours to see."""
-    found: dict[int, psutil.Process] = {}
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            for connection in process.net_connections(kind="tcp"):
-                if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
-                    found[process.pid] = process
-    return list(found.values())

@@ -1,81 +1,25 @@
-"""Servers to measure: started from a command and ended for certain, or given by their address."""
+"""A server to measure that is started from a command, watched until it answers, and ended for certain."""
 
 from __future__ import annotations
 
-import ipaddress
-import os
-import re
-import socket
-import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Mapping
 from types import TracebackType
-from urllib.parse import quote
-
-import psutil
 
 from localllm.bench.client.calls import Target
+from localllm.bench.serving.address import chosen
 from localllm.bench.serving.asking import ask
-from localllm.bench.serving.servers.process_tree import ProcessTree, listeners
+from localllm.bench.serving.servers.listening import free_port, listeners
+from localllm.bench.serving.servers.process_tree import ProcessTree
+from localllm.bench.serving.servers.starting import OURS, Starting
 from localllm.errors import LocalLLMError, ModelRefused, NotEnoughMemory, ServerUnreachable, UsageError, pasteable
 
-READY_TIMEOUT_S = 600.0
 HURRIED_S = 2.0
 """How long a server may take to end where a signal ended the benchmark."""
-PLACEHOLDERS = ("port", "model")
-OURS = "localllm"
-_PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 _POLL_S = 0.05
 _POLL_TIMEOUT_S = 5.0
 _HOST = "127.0.0.1"
-_FORWARDERS = ("ssh", "sshd", "docker-proxy", "com.docker.backend", "kubectl", "rootlessport", "socat")
-"""Programs that listen for a server elsewhere: their memory is not its memory."""
 _REFUSALS: Mapping[int, type[LocalLLMError]] = {2: UsageError, 3: ModelRefused, 4: NotEnoughMemory}
-
-
-@dataclass(frozen=True, slots=True)
-class Starting:
-    """How a server is started.
-
-    `command`: words; "localllm" as the first is this program. `variables` are set in its
-    environment, which is `environment` else (None = ours as it is then). In both {port} and {model}
-    stand for its port and the model (a path or a name). `port` 0: a free one at each start.
-    `serves`: which of its models is meant, where it lists several. `folder`: where it runs. `key`:
-    the bearer key it asks for.
-    """
-
-    name: str
-    command: tuple[str, ...]
-    model: str = ""
-    variables: Mapping[str, str] = field(default_factory=dict)
-    environment: Mapping[str, str] | None = None
-    port: int = 0
-    serves: str = ""
-    folder: Path | None = None
-    key: str | None = None
-    ready_timeout_s: float = READY_TIMEOUT_S
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether it is this program that serves."""
-        return self.command[0] == OURS
-
-    def words(self, port: int) -> list[str]:
-        """Return the command line for a port."""
-        words = [self._filled(word, port) for word in self.command]
-        return [sys.executable, "-m", OURS, *words[1:]] if self.is_ours else words
-
-    def whole_environment(self, port: int) -> dict[str, str]:
-        """Return the environment for a port."""
-        ours = os.environ if self.environment is None else self.environment
-        return {**ours, **{name: self._filled(value, port) for name, value in self.variables.items()}}
-
-    def _filled(self, text: str, port: int) -> str:
-        known = {"port": str(port), "model": self.model}
-        return _PLACEHOLDER.sub(lambda found: known.get(found[1], found[0]), text)
 
 
 class StartedServer:
@@ -188,7 +132,7 @@ class StartedServer:
     def _is_answering(self, tree: ProcessTree) -> bool:
         """Say whether it is this server that answers, as far as it can be seen, not one that took the port before."""
         pids = tree.pids()
-        found = [process for process in listeners(self._port) if _name(process) not in _FORWARDERS]
+        found = listeners(self._port)
         return not found or any(process.pid in pids for process in found)
 
     def _ended(self, tree: ProcessTree, code: int) -> LocalLLMError:
@@ -204,39 +148,6 @@ class StartedServer:
         return ServerUnreachable(f"{self.name} {how} before it answered: {_words(tree)}", hint)
 
 
-class GivenServer:
-    """A server that runs already, somewhere; it is left alone.
-
-    Its processes are known where it listens on loopback, now, and they are ours to see.
-    """
-
-    def __init__(self, url: str, name: str = "") -> None:
-        self.url = url
-        self.name = name or url
-        self.ready_s: float | None = None
-        self.can_restart = False
-        self._listening = _local_listeners(url)
-
-    def pids(self) -> tuple[int, ...]:
-        """Return the processes that listen on its port, with their descendants; () where they cannot be told."""
-        found: dict[int, None] = {}
-        for process in self._listening:
-            with suppress(psutil.Error):
-                if process.is_running():
-                    found.update({child.pid: None for child in (process, *process.children(recursive=True))})
-        return tuple(found)
-
-    def restart(self) -> None:
-        """Raise UsageError: what we did not start is not ours to stop."""
-        raise UsageError(
-            f"{self.name} was not started here, so it cannot be restarted.",
-            "give a model or, in a contract, a command instead of a URL",
-        )
-
-    def stop(self) -> None:
-        """Leave it running."""
-
-
 def own_server(model: str) -> StartedServer:
     """Return `localllm serve MODEL` with the user's settings, on a free port of loopback.
 
@@ -244,23 +155,6 @@ def own_server(model: str) -> StartedServer:
     """
     command = (OURS, "serve", "{model}", "--host", _HOST, "--port", "{port}")
     return StartedServer(Starting(OURS, command, model))
-
-
-def chosen(url: str, model: str) -> str:
-    """Return the address of one of a server's models; of its first where `model` is ""."""
-    return f"{url}?model={quote(model, safe='')}" if model else url
-
-
-def placeholders(words: Sequence[str]) -> list[str]:
-    """Return the names in braces in a command, known ones or not."""
-    return [name for word in words for name in _PLACEHOLDER.findall(word)]
-
-
-def free_port() -> int:
-    """Return a port of loopback that is free now."""
-    with socket.socket() as sock:
-        sock.bind((_HOST, 0))
-        return int(sock.getsockname()[1])
 
 
 def _status_when_ready(port: int, key: str | None) -> int | None:
@@ -282,24 +176,3 @@ def _status(port: int, path: str, headers: Mapping[str, str]) -> int | None:
 
 def _words(tree: ProcessTree) -> str:
     return " | ".join(tree.last_lines(3))[-500:] or "it said nothing"
-
-
-def _local_listeners(url: str) -> list[psutil.Process]:
-    try:
-        target = Target.of_url(url.partition("?")[0])
-    except (UsageError, ValueError):
-        return []  # who asks it for something will say so
-    is_local = target.host == "localhost"
-    with suppress(ValueError):
-        address = ipaddress.ip_address(target.host)
-        is_local = address.is_loopback or address.is_unspecified
-    if not is_local:
-        return []
-    port = target.port
-    return [process for process in listeners(port) if _name(process) not in _FORWARDERS]
-
-
-def _name(process: psutil.Process) -> str:
-    with suppress(psutil.Error):
-        return str(process.name())
-    return ""

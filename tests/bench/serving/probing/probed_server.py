@@ -12,8 +12,8 @@ from typing import Any
 from localllm.bench.client.calls import Target
 from localllm.bench.serving.endpoint import Endpoint
 from localllm.bench.serving.probing import asks
-from localllm.bench.serving.probing.differences import Probes
 from localllm.bench.serving.probing.prober import probe
+from localllm.bench.serving.probing.probes import Probes
 
 RIGHT = {question: right for question, _, right in asks.EXACT}
 MODEL_ANSWER = "one two three four five six seven eight nine ten eleven twelve"

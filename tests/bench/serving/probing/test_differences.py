@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from localllm.bench.serving.probing.differences import Difference, Probes, differences
+from localllm.bench.serving.probing.differences import Difference, differences
 from localllm.bench.serving.probing.greedy import Greedy, Step, is_nearly, parting
+from localllm.bench.serving.probing.probes import Probes
 
 STEPS = (Step("on"), Step("ce", ("to",)), Step(" up"))
 SAME = Probes(

@@ -10,8 +10,9 @@ import pytest
 from localllm.bench.client.calls import Target
 from localllm.bench.serving.endpoint import Endpoint
 from localllm.bench.serving.probing import asks
-from localllm.bench.serving.probing.differences import Probes, differences
+from localllm.bench.serving.probing.differences import differences
 from localllm.bench.serving.probing.prober import probe, read
+from localllm.bench.serving.probing.probes import Probes
 from tests.bench.serving.probing.probed_server import JSON_ANSWER, MODEL_ANSWER, probed
 
 On = Callable[[str, Mapping[str, Any]], "tuple[int, bytes] | None"]

@@ -14,9 +14,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from localllm.bench.serving.address import chosen
 from localllm.bench.serving.servers import process_tree
+from localllm.bench.serving.servers.given import GivenServer
 from localllm.bench.serving.servers.process_tree import ProcessTree
-from localllm.bench.serving.servers.started import GivenServer, StartedServer, Starting, chosen, own_server
+from localllm.bench.serving.servers.started import StartedServer, own_server
+from localllm.bench.serving.servers.starting import Starting
 from localllm.errors import ModelRefused, ServerUnreachable, UsageError
 
 SCRIPT = Path(__file__).with_name("small_server.py")
@@ -215,7 +218,8 @@ def test_our_server_says_itself_why_it_refuses_a_model() -> None:
 def test_nothing_is_left_where_this_program_is_killed(tmp_path: Path) -> None:
     code = (
         "import sys, time\n"
-        "from localllm.bench.serving.servers.started import StartedServer, Starting\n"
+        "from localllm.bench.serving.servers.started import StartedServer\n"
+        "from localllm.bench.serving.servers.starting import Starting\n"
         f"server = StartedServer(Starting('small', (sys.executable, {str(SCRIPT)!r}, '{{port}}', 'child'),"
         f" variables={{'PIDS': {str(tmp_path / 'pids')!r}}}))\n"
         "server.start()\n"
