@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from localllm.bench.client.http1 import data_of
+from localllm.bench.client.http1 import data_of, is_done
 from localllm.bench.client.loose import as_count, as_dict, as_list, as_text
 
 MAX_MESSAGE_CHARS = 1000
@@ -67,7 +67,7 @@ class StreamFold:
         answer, data = self._answer, data_of(event)
         if data is None:
             answer.n_comments += 1
-        elif data.strip() == b"[DONE]":
+        elif is_done(event):
             _terminal(answer, "done")
         else:
             _fold_chunk(answer, arrived_s, data)
@@ -75,7 +75,7 @@ class StreamFold:
     def finished(self, rest: bytes = b"") -> Answer:
         """Return what the stream amounted to. `rest`: what came after its last whole event."""
         answer = self._answer
-        if data_of(rest) == b"[DONE]":  # the last line break is missing: nothing is lost
+        if is_done(rest):  # the last line break is missing: nothing is lost
             _terminal(answer, "done")
         elif rest:
             answer.faults.append(CUT)

@@ -8,11 +8,13 @@ from collections.abc import Callable
 
 from localllm.bench.client.answers import CUT, Answer, StreamFold, fold_body
 from localllm.bench.client.calls import Call, End, Outcome
-from localllm.bench.client.http1 import AnswerReader, EventSplitter, Malformed
+from localllm.bench.client.http1 import AnswerReader, EventSplitter, Malformed, is_done
 
 MAX_BODY_BYTES = 64 << 20
 MAX_EVENTS = 1 << 18
 """Of one answer, comments included: what goes on beyond is no answer, and would fill the memory."""
+AFTER_DONE_S = 1.0
+"""So long is waited after [DONE] for the end of the answer, or for what should not follow."""
 EVENTS_AT_ONCE = 64
 """So many events of an ended answer are decoded (0.3 ms) before other connections are looked at again."""
 
@@ -56,6 +58,9 @@ class Exchange:
             return
         if self.reader.is_complete:
             self.finish(now_s)
+        elif self._is_stream and self._events and is_done(self._events[-1][1]):
+            # Some servers neither close a stream nor end it: the API's own end is enough.
+            asyncio.get_running_loop().call_later(AFTER_DONE_S, self.finish, now_s)
         elif self.call.cancel_after_events is not None and len(self._events) >= self.call.cancel_after_events:
             self.finish(now_s, End.CANCELLED)
 

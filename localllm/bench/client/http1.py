@@ -83,6 +83,7 @@ class AnswerReader:
             elif isinstance(event, h11.EndOfMessage):
                 self.is_complete = True
             elif event is h11.PAUSED:
+                self._is_at_end = True  # nothing that follows can be told apart
                 raise Malformed("bytes after the end of the answer")
             elif event is h11.NEED_DATA or isinstance(event, h11.ConnectionClosed):
                 return
@@ -116,6 +117,12 @@ class EventSplitter:
     def rest(self) -> bytes:
         """What came after the last complete event: empty at a proper end."""
         return self._held.strip()
+
+
+def is_done(event: bytes) -> bool:
+    """Say whether an event is the API's end of a stream."""
+    data = data_of(event)
+    return data is not None and data.strip() == b"[DONE]"
 
 
 def data_of(event: bytes) -> bytes | None:

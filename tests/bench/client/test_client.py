@@ -77,6 +77,21 @@ def test_a_refusal_tells_its_code_and_when_to_try_again() -> None:
     assert (outcome.retry_after_s, outcome.error_message) == (2.0, "no")
 
 
+def test_a_stream_that_is_never_ended_ends_with_the_apis_own_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("localllm.bench.client.exchange.AFTER_DONE_S", 0.05)
+
+    async def open_ended(seen: Seen, reply: Reply) -> None:
+        await reply.begin_stream()
+        await reply.text("all")
+        await reply.finish()
+        await reply.event("[DONE]")
+        await asyncio.sleep(30)
+
+    outcome = send(open_ended)
+    assert (outcome.end, outcome.text) == (End.ANSWER, "all")
+    assert outcome.ended_s - outcome.token_s[-1] < 5
+
+
 @pytest.mark.parametrize("closes_with_done", [True, False])
 def test_an_error_event_ends_a_stream(closes_with_done: bool) -> None:
     async def fail(seen: Seen, reply: Reply) -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from localllm.bench.client.http1 import AnswerReader, EventSplitter, Malformed, data_of
@@ -110,6 +110,7 @@ PIECES = st.sampled_from(
 
 @settings(max_examples=300, deadline=None)
 @given(pieces=st.lists(PIECES, max_size=8))
+@example(pieces=[b"HTTP/1.1 200 OK\r\n", b"content-length: 3\r\n", b"\r\n", b"HTTP/1.1 200 OK\r\n"])
 def test_whatever_arrives_is_read_or_malformed(pieces: list[bytes]) -> None:
     reader = asked()
     try:
