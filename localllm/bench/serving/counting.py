@@ -39,7 +39,7 @@ async def count(endpoint: Endpoint, asks: Sequence[Ask], outcomes: Sequence[Outc
         if n_tokens is None:
             counted = await _counted(endpoint, outcome) if token_source != PIECES else None
             n_tokens = len(outcome.token_s) if counted is None else counted.n_tokens
-            if outcome.end is End.ANSWER:
+            if outcome.end is End.ANSWER and outcome.token_s:  # an empty answer says nothing of who can count
                 n_without += 1
                 token_source = PIECES if counted is None else counted.source
         valid = is_valid(ask, outcome.text) if outcome.end is End.ANSWER else None

@@ -98,6 +98,12 @@ def test_warm_requests_share_a_salt_and_what_their_sessions_begin_with_was_sent_
     assert "what 2 sessions begin with was sent before, in 1 request" in notes(result)
 
 
+def test_what_was_sent_before_is_counted_in_words_that_agree() -> None:
+    rival = Rival()
+    result = run(rival, cache=Cache.WARM, n_requests=1)
+    assert "what 1 session begins with was sent before, in 1 request" in notes(result)
+
+
 def test_no_two_runs_share_a_salt() -> None:
     rival = Rival()
     with runner(rival) as one:
@@ -404,6 +410,21 @@ def test_answers_without_usage_are_counted_by_the_models_own_file(smollm2: Path)
         counted = [len(opened.tokenizer.encode(text, parse_special=False)) for text in texts]
     assert [sample.output_tokens for sample in result.samples] == counted
     assert "the model's own file counts" in notes(result)
+
+
+def test_an_empty_answer_does_not_change_who_counts_the_others() -> None:
+    async def first_is_empty(rival: Rival, seen: Seen, reply: Reply) -> bool:
+        if len(rival.asked) != 2:  # after the trial
+            return False
+        await reply.begin_stream()
+        await reply.finish()
+        await reply.end_stream()
+        return True
+
+    routes = {"/tokenize": lambda fields: {"tokens": fields["content"].split() * 2}}
+    result = run(Rival(tells_usage=False, routes=routes, fault=first_is_empty))
+    assert result.token_source == "server tokenizer"
+    assert [sample.output_tokens for sample in result.samples] == [0, 8, 8, 8, 8, 8]
 
 
 def test_answers_without_usage_and_without_a_tokenizer_are_counted_in_pieces() -> None:
