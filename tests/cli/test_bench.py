@@ -142,3 +142,9 @@ def test_ctrl_c_prints_what_was_measured_and_exits_130(cli: Cli, measured: FakeM
         assert result.json()["partial"] is True
     if form == "md":
         assert "partial" in result.out
+
+
+def test_a_server_measured_without_a_verb_is_told_the_verb(cli: Cli) -> None:
+    done = cli("bench", "http://127.0.0.1:8080/v1", "--requests", "2")
+    assert (done.code, done.out) == (2, "")
+    assert "hint: localllm bench serve http://127.0.0.1:8080/v1" in done.err

@@ -156,7 +156,7 @@ def test_a_file_of_another_hash_or_quantisation_is_refused(cli: Cli, folder: Pat
 def test_neither_file_nor_name_is_a_sentence(cli: Cli, folder: Path) -> None:
     done = cli("bench", "run", "no-such")
     assert done.code == 2
-    assert "There is no contract no-such." in done.err
+    assert "There is no file no-such, and no contract of that name is shipped" in done.err
 
 
 def test_a_shipped_name_runs_without_a_file(cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,3 +314,10 @@ def test_a_result_that_cannot_be_written_goes_to_stdout_all_the_same(
     assert not done.json()["partial"]
     assert done.err.count("note: Cannot write") == 1
     assert "error: Cannot write" in done.err
+
+
+def test_part_of_a_shipped_contracts_name_is_told_the_whole(cli: Cli, folder: Path) -> None:
+    done = cli("bench", "run", "apple")
+    assert done.code == 2
+    assert "there are apple-laptop, nvidia-workstation" in done.err
+    assert "hint: localllm bench run apple-laptop" in done.err

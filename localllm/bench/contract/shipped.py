@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from importlib.resources import files
 from pathlib import Path
 
@@ -31,4 +32,10 @@ def contract_bytes(name: str) -> tuple[bytes, str, Path]:
         return shipped(name).encode(), f"{name}.toml", Path.cwd()
     from localllm.bench.contract.file import read_bytes
 
+    if not (path.exists() or path.suffix):
+        close = difflib.get_close_matches(name, NAMES, 1, 0.5)
+        raise UsageError(
+            f"There is no file {name}, and no contract of that name is shipped; there are {', '.join(NAMES[1:])}.",
+            f"localllm bench run {close[0]}" if close else "localllm bench init > contract.toml",
+        )
     return read_bytes(path), path.name, path.absolute().parent

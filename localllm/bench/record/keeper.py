@@ -136,6 +136,8 @@ def _create(path: Path) -> int:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
     except FileExistsError:
         raise UsageError(f"{path} is there already.", "name another file with -o") from None
+    except FileNotFoundError:
+        raise UsageError(f"There is no folder {path.parent}.", f"mkdir -p {path.parent}") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}.", "name another file with -o") from None
     with suppress(OSError):

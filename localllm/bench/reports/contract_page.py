@@ -131,7 +131,8 @@ def _rankings(document: Document) -> Iterator[Table]:
 
 def _ranked(by: str, place: int, entry: Mapping[str, Any]) -> Row:
     low, high, ratio = entry.get("low"), entry.get("high"), entry.get("ratio")
-    interval = NONE if low is None or high is None or place == 1 else f"{low:.3f} to {high:.3f}"
+    has_interval = low is not None and high is not None and place > 1 and entry.get("n_pairs") != 1
+    interval = f"{low:.3f} to {high:.3f}" if has_interval else NONE
     tied = "tied with the first" if entry.get("tied") and place > 1 else ""
     factor = NONE if ratio is None else f"{ratio:.3f}"
     return str(place), str(entry["candidate"]), measured(by, entry.get("value")), factor, interval, tied

@@ -27,8 +27,8 @@ def _parts(page: Page) -> Iterator[str]:
 
 def _section(section: Section) -> Iterator[str]:
     tables = [table for table in section.tables if table.rows]
-    if not (section.sentences or section.bullets or tables):
-        return  # plots alone
+    if not (section.bullets or tables) and (section.charts or not section.sentences):
+        return  # plots alone, and what is said of them
     yield f"## {markdown_text(section.title)}"
     yield from map(markdown_text, section.sentences)
     if section.bullets:

@@ -40,16 +40,18 @@ def serve_page(document: Document) -> Page:
     runs = list(document.get("runs", ()))
     names = labels(cells_of(document))
     fingerprint = document.get("fingerprint") or {}
+    done = [(run, name) for run, name in zip(runs, names, strict=True) if not run.get("unsupported")]
+    done_runs, done_names = [run for run, _ in done], [name for _, name in done]
     return Page(
         title=f"localllm bench serve: {runs[0]['model_id'] if runs else 'nothing measured'}",
         facts=(*machine_facts(fingerprint), *_settings_line(runs)),
         alarms=(*((PARTIAL,) if document.get("partial") else ()), *alarms(runs, names)),
         sections=(
-            Section("Result", tables=tuple(_results(runs, names))),
+            *([Section("Result", tables=tuple(_results(done_runs, done_names)))] if done else []),
             Section("Knee", tuple(_knee(document))),
             Section("Objective", tables=(_objective(runs, names),)),
             *(_plots(panel) for panel in panels(cells_of(document))),
-            Section("Latencies", ("In milliseconds.",), (latency_table(runs, names),)),
+            *_latencies(done_runs, done_names),
             Section("Notes", bullets=tuple(_notes(document, runs, names))),
             Section("How it is measured", HOW, is_detail=True),
             Section("Settings", tables=(_settings(runs, names),), is_detail=True),
@@ -81,7 +83,7 @@ def alarms(runs: Sequence[Document], names: Sequence[str]) -> Iterator[str]:
     """Yield what a reader must know before any number: what could not be measured, what was disturbed."""
     for what in dict.fromkeys((run["workload"], run["unsupported"]) for run in runs if run.get("unsupported")):
         of = [(run["workload"], run.get("unsupported")) == what for run in runs]
-        yield f"Not measured{_which(of, names)}: the server cannot do {what[0]}: {what[1]}"
+        yield f"Not measured{_which(of, names)}: {what[0]} is not supported: {what[1]}"
     for text in dict.fromkeys("; ".join(run["disturbances"]) for run in runs if run.get("disturbances")):
         of = ["; ".join(run.get("disturbances") or ()) == text for run in runs]
         yield f"Not to be used{_which(of, names)}: {text}"
@@ -150,6 +152,12 @@ def overview(runs: Sequence[Document], names: Sequence[str], head: str) -> Table
 
 def _cell(name: str, value: float | None) -> str:
     return share(value) if measure(name).kind.value == "share" else number(value)
+
+
+def _latencies(runs: Sequence[Document], names: Sequence[str]) -> Iterator[Section]:
+    table = latency_table(runs, names)
+    if table.rows:
+        yield Section("Latencies", ("In milliseconds.",), (table,))
 
 
 def latency_table(runs: Sequence[Document], names: Sequence[str]) -> Table:
@@ -236,9 +244,9 @@ def client_note(document: Document, runs: Sequence[Document]) -> Iterator[str]:
     costs = [run["client_cpu_ms_per_token"] for run in runs if run.get("client_cpu_ms_per_token") is not None]
     calibrated = (document.get("calibration") or {}).get("cpu_ms_per_token")
     if costs or calibrated is not None:
-        told = [f"{max(costs):.2f} ms of CPU a token"] if costs else []
+        told = [f"{max(costs):.2f} ms in these runs"] if costs else []
         told += [f"{calibrated:.3f} ms against a server that does nothing"] if calibrated is not None else []
-        yield f"client: {', '.join(told)}"
+        yield f"CPU of the client a token: {', '.join(told)}"
 
 
 def _settings(runs: Sequence[Document], names: Sequence[str]) -> Table:

@@ -136,11 +136,11 @@ class Run:
         if n_sent:
             n_whole = n_whole_in(salted, beginnings)
             repeated = f"; {n_whole} of them whole, as later turns repeat them" if n_whole else ""
-            what = f"what {len(salted)} requests" if is_restarted else f"what {len(salted)} sessions"
+            what = f"what {_counted(len(salted), 'request' if is_restarted else 'session')}"
             if is_restarted:
                 repeated += "; what requests leave for each other after the restart counts as cached too"
-            how = f"in {n_sent} request{'s' * (n_sent != 1)}"
-            self.notes.append(f"{what} begin with was sent before, {how}{repeated}")
+            how = f"in {_counted(n_sent, 'request')}"
+            self.notes.append(f"{what} begin{'s' * (len(salted) == 1)} with was sent before, {how}{repeated}")
 
     def _first_asks(self) -> list[Ask]:
         """Return the first ask of each session."""
@@ -279,3 +279,7 @@ class Run:
 
     def _n_answers(self) -> int:
         return sum(outcome.end is End.ANSWER for outcome in self.kept.outcomes)
+
+
+def _counted(n: int, what: str) -> str:
+    return f"{n} {what}{'s' * (n != 1)}"

@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from localllm.cli.options import command
+from localllm.errors import UsageError
 
 VERBS = ("engine", "serve", "run", "init", "record", "compare", "history")
 """Each is a function of that name in the module of that name."""
@@ -23,6 +24,10 @@ class EngineUnlessNamed(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put `engine` in front of what does not begin with a sub-command or ask for help."""
         if not args or (args[0] not in self.commands and args[0] not in ctx.help_option_names):
+            if args and "://" in args[0]:
+                raise UsageError(
+                    "bench engine measures a model in process, not a server.", f"localllm bench serve {args[0]}"
+                )
             args = ["engine", *args]
         return super().parse_args(ctx, args)
 

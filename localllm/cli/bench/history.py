@@ -65,7 +65,7 @@ def _row(entry: Entry) -> tuple[str, ...]:
     return (
         when,
         entry.tool + (" (doubtful)" if entry.is_doubtful else ""),
-        entry.model,
+        PurePath(entry.model).name if PurePath(entry.model).is_absolute() else entry.model,
         entry.name,
         ", ".join(f"{name} {_value(name, entry.measures[name])}" for name in shown),
         ", ".join(changes) or "-",

@@ -50,8 +50,12 @@ def test_what_is_there_is_not_written_over(tmp_path: Path, kind: str) -> None:
 
 
 def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be written: No such file"):
+    with pytest.raises(UsageError, match="There is no folder") as missing:
         Keeper(tmp_path / "none" / "trace")
+    assert missing.value.hint == f"mkdir -p {tmp_path / 'none'}"
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot be written: Not a directory"):
+        Keeper(tmp_path / "file" / "trace")
 
 
 def test_lines_are_there_as_soon_as_they_are_kept(tmp_path: Path) -> None:

@@ -39,6 +39,16 @@ def test_it_says_what_was_measured_on_what_and_how() -> None:
     assert "Plots" not in shown
 
 
+def test_a_warning_of_plots_is_not_said_where_there_are_none() -> None:
+    document = cold_and_warm()
+    for run in document["runs"]:
+        run["disturbances"] = ["others took 1.0 of 2 cores on average"]
+    shown = render(document, "md")
+    assert "Not to be used" in shown
+    assert "Plots" not in shown
+    assert "are drawn too" not in shown
+
+
 def test_a_contracts_candidates_rules_and_cells_are_tables() -> None:
     shown = render(contract(), "md")
     assert "> **1 of 2 rules failed.**" in shown

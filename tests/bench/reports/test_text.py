@@ -80,7 +80,9 @@ def test_what_must_not_be_used_is_said_loudly_before_any_number() -> None:
 def test_what_a_server_cannot_do_is_told_with_its_own_words() -> None:
     run = made_up_run(1, n=0, workload="json", unsupported="response_format is not known")
     shown = render(serve_document([run], fingerprint=FINGERPRINT), "text")
-    assert "!! Not measured: the server cannot do json: response_format is not known" in shown
+    assert "!! Not measured: json is not supported: response_format is not known" in shown
+    assert "Result" not in shown
+    assert "In milliseconds" not in shown
 
 
 def test_notes_tell_failures_counts_and_what_the_client_cost() -> None:
@@ -88,7 +90,7 @@ def test_notes_tell_failures_counts_and_what_the_client_cost() -> None:
     shown = render(serve_document(runs, fingerprint=FINGERPRINT, calibration=CALIBRATION), "text")
     assert "- 3 failed: refused: queue_full" in shown
     assert "- output tokens are counted by: pieces" in shown
-    assert "- client: 0.03 ms of CPU a token, 0.031 ms against a server that does nothing" in shown
+    assert "- CPU of the client a token: 0.03 ms in these runs, 0.031 ms against a server that does nothing" in shown
 
 
 def test_a_rate_is_told_where_it_was_set() -> None:
