@@ -45,6 +45,13 @@ def test_runs_stand_side_by_side_under_vllms_names() -> None:
     assert "Drafted tokens" not in shown
 
 
+def test_no_peak_below_the_average_is_told() -> None:
+    document = cold_and_warm()
+    document["runs"][0] |= {"max_output_tokens_per_s": 2.0, "output_throughput": 3.29}
+    document["runs"][1] |= {"max_output_tokens_per_s": 9.0, "output_throughput": 3.29}
+    assert row(render(document, "text"), "Peak output token throughput (tok/s)") == ["-", "9.00"]
+
+
 def test_latencies_have_their_percentiles_a_line_a_run() -> None:
     document = cold_and_warm()
     shown = render(document, "text")
