@@ -11,10 +11,9 @@ import numpy as np
 from localllm.bench.compare.cell import Cell, Model, Origin, Requests
 from localllm.bench.compare.fields import Fields, Malformed, optional_numbers
 from localllm.bench.measures import LATENCIES, SCALARS, STATISTICS
+from localllm.bench.reports.document import LATENCY_FIELDS, SCALAR_FIELDS
 from localllm.bench.serving.spec import Load
 
-FILE_NAMES = {"e2e": "e2el"}
-SCALAR_NAMES = {"peak_memory": "peak_memory_bytes", "ready": "ready_ms"}
 _AGREE = ("workload", "cache", "load", "seed", "answers", "api")
 _N_WINDOWS = 20
 _FEWEST_FOR_WINDOWS = 10
@@ -125,7 +124,7 @@ def _together(rounds: Sequence[Cell]) -> Cell:
 def _values(run: Fields) -> Iterator[tuple[str, float]]:
     """Yield every measure that the file has as one number."""
     for base in LATENCIES:
-        file_name = FILE_NAMES.get(base, base)
+        file_name = LATENCY_FIELDS[base]
         for statistic in STATISTICS:
             value = run.number(f"{statistic}_{file_name}_ms")
             if value is None and statistic == "p50":
@@ -133,7 +132,7 @@ def _values(run: Fields) -> Iterator[tuple[str, float]]:
             if value is not None:
                 yield f"{base}_{statistic}", value
     for name in SCALARS:
-        value = run.number(SCALAR_NAMES.get(name, name))
+        value = run.number(SCALAR_FIELDS.get(name, name))
         if value is None and name == "request_goodput":
             value = run.number("request_goodput:")  # older files of vLLM
         if value is None and name == "error":

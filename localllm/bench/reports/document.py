@@ -18,19 +18,18 @@ from typing import Any, TypeAlias
 
 from localllm.bench.client.calls import End, Outcome
 from localllm.bench.client.latencies import Distribution, answer_ttft_ms, itl_ms, queue_ms, tpot_ms, ttft_ms
-from localllm.bench.measures import measure
+from localllm.bench.measures import LATENCIES, measure
 from localllm.bench.serving.result import RunResult, Sample
 from localllm.bench.serving.summary import RunSummary, summarise_run
 
 Document: TypeAlias = Mapping[str, Any]
 
 BACKENDS = {"openai-chat": "openai-chat", "openai-completions": "openai"}
-LATENCY_FIELDS = {"ttft": "ttft", "answer_ttft": "answer_ttft", "tpot": "tpot", "itl": "itl", "e2e": "e2el"} | {
-    "queue": "queue"
-}
+LATENCY_FIELDS = {name: "e2el" if name == "e2e" else name for name in LATENCIES}
 """How the files name a latency, by its name in measures.py."""
 
-_SCALAR_FIELDS = {"peak_memory": "peak_memory_bytes", "ready": "ready_ms"}
+SCALAR_FIELDS = {"peak_memory": "peak_memory_bytes", "ready": "ready_ms"}
+"""How they name another measure, where by another name."""
 
 MAX_ERROR_CHARS = 200
 _PLACES = 7  # of a second: finer than any clock here
@@ -79,7 +78,7 @@ def run_value(run: Document, name: str) -> float | None:
     if of.statistic:
         found = run.get(f"{of.statistic}_{LATENCY_FIELDS[of.base]}_ms")
     else:
-        found = run.get(_SCALAR_FIELDS.get(name, name))
+        found = run.get(SCALAR_FIELDS.get(name, name))
     return float(found) if isinstance(found, (int, float)) and not isinstance(found, bool) else None
 
 

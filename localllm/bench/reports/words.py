@@ -91,10 +91,10 @@ def flat(found: Mapping[str, Any], prefix: str = "") -> Iterator[Row]:
         elif isinstance(value, (list, tuple)) and any(isinstance(item, Mapping) for item in value):
             yield from flat({str(place): item for place, item in enumerate(value, 1)}, f"{name}.")
         elif value not in (None, "", [], ()):
-            yield name, cut(", ".join(map(one_line, value)) if isinstance(value, (list, tuple)) else one_line(value))
+            yield name, cut(", ".join(map(fact_text, value)) if isinstance(value, (list, tuple)) else fact_text(value))
 
 
-def one_line(value: Any) -> str:
+def fact_text(value: Any) -> str:
     """Return a fact as one line of text."""
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -122,14 +122,14 @@ def version_text(server: Mapping[str, Any]) -> str:
         told = server.get(key)
         told = told.get(inner) if isinstance(told, Mapping) else told
         if told:
-            return one_line(f"{name} {told}" if name and str(name) not in str(told) else told)
-    return one_line(name)
+            return fact_text(f"{name} {told}" if name and str(name) not in str(told) else told)
+    return fact_text(name)
 
 
 def server_words(server: Mapping[str, Any]) -> list[str]:
     """Return what a server is and where: ["llama.cpp b7000", "at http://127.0.0.1:8080"], as far as it is known."""
     url = server.get("url")
-    return [word for word in (version_text(server), f"at {one_line(url)}" if url else "") if word]
+    return [word for word in (version_text(server), f"at {fact_text(url)}" if url else "") if word]
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

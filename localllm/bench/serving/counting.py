@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from localllm.bench.client.calls import End, Outcome
 from localllm.bench.serving.endpoint import Endpoint, TokenCount, count_tokens
+from localllm.bench.serving.failures import failure_of
 from localllm.bench.serving.result import Sample
-from localllm.bench.serving.trying import failure_of
 from localllm.bench.serving.wire import is_valid
 from localllm.bench.workloads.ask import Ask
 

@@ -12,6 +12,7 @@ import msgspec
 from localllm.bench.client.calls import Target
 from localllm.bench.serving.address import without_choice
 from localllm.bench.serving.asking import Reply, ask
+from localllm.bench.serving.failures import KEY_REFUSED, key_refused
 from localllm.bench.serving.spec import Api
 from localllm.errors import LocalLLMError, ServerUnreachable, UsageError
 
@@ -127,11 +128,8 @@ def _count(body: Mapping[str, Any]) -> int | None:
 def _listed(address: str, target: Target, *, has_key: bool) -> Reply:
     """Return the list of models, or say in which way there is none."""
     reply = ask(replace(target, timeout_s=min(target.timeout_s, LIST_TIMEOUT_S)), "/v1/models")
-    if reply.status in (401, 403):
-        said = "does not take the key" if has_key else "asks for a key"
-        raise ServerUnreachable(
-            f"{address} {said}.", "LOCALLLM_API_KEY=... localllm bench serve URL", http=reply.status
-        )
+    if reply.status in KEY_REFUSED:
+        raise key_refused(address, has_key=has_key, status=reply.status)
     if reply.status >= 500:
         raise ServerUnreachable(
             f"{address} is not ready: HTTP {reply.status} for /v1/models.",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from localllm.bench.client.calls import End, Outcome
 from localllm.bench.client.client import Client
 from localllm.bench.serving.endpoint import Endpoint, count_tokens
-from localllm.bench.serving.trying import check_key
+from localllm.bench.serving.trying import check_answering
 from localllm.bench.serving.wire import call_of
 from localllm.bench.workloads.ask import Ask
 
@@ -64,7 +64,7 @@ async def _examined(endpoint: Endpoint) -> Preliminary:
 async def _answer(client: Client, endpoint: Endpoint, question: str, n_tokens: int, *, fills: bool = False) -> Outcome:
     ask = Ask("preliminary", n_tokens, messages=({"role": "user", "content": question},))
     outcome = await client.send(call_of(ask, endpoint, fills_length=fills, keep_text=True))
-    check_key(endpoint, outcome)
+    check_answering(endpoint, outcome)
     return outcome
 
 

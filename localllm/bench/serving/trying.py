@@ -10,6 +10,7 @@ from localllm.bench.client.calls import End, Outcome
 from localllm.bench.client.client import Client
 from localllm.bench.serving.asks import each_its_own, first_of_each_kind
 from localllm.bench.serving.endpoint import Endpoint
+from localllm.bench.serving.failures import KEY_REFUSED, MAX_CHARACTERS, UNSUPPORTED, failure_of, key_refused
 from localllm.bench.serving.wire import call_of, cannot_send, is_valid
 from localllm.bench.workloads.ask import Ask
 from localllm.errors import ServerUnreachable
@@ -17,8 +18,6 @@ from localllm.errors import ServerUnreachable
 N_TRIES = 3
 """Of a JSON answer: one that a model breaks off says nothing of the server."""
 FEW_TOKENS = 8
-MAX_CHARACTERS = 200
-REFUSALS = (400, 404, 405, 415, 422, 501)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +67,8 @@ async def _try(
         is_judged = ask.answer_type is not None or _is_forced(ask)
         short = ask if is_judged else replace(ask, max_tokens=min(ask.max_tokens, FEW_TOKENS))
         outcome = await client.send(call_of(salted(short), endpoint, fills_length=False))
-        check_key(endpoint, outcome)
-        if outcome.end in (End.REFUSED, End.MALFORMED) and outcome.status in REFUSALS:
+        check_answering(endpoint, outcome)
+        if outcome.end in (End.REFUSED, End.MALFORMED) and outcome.status in UNSUPPORTED:
             return failure_of(outcome)
         if outcome.end is End.ANSWER:
             answers.append((ask, outcome))
@@ -115,38 +114,15 @@ def _problem(ask: Ask, outcome: Outcome) -> str:
     return ""
 
 
-def check_key(endpoint: Endpoint, outcome: Outcome) -> None:
-    """Raise ServerUnreachable where a server that lists its models to anybody refuses the key, or asks for one.
+def check_answering(endpoint: Endpoint, outcome: Outcome) -> None:
+    """Raise ServerUnreachable where a short request shows that no other will be answered.
 
-    Also where it does not even end a short answer in all the time there is: each further one would take as long.
+    The server refuses the key, or asks for one, though it lists its models to anybody; or it did not end a short
+    answer in all the time there is.
     """
+    who = str(endpoint.facts.get("url", endpoint.target.host))
     if outcome.end is End.TIMED_OUT:
-        raise ServerUnreachable(
-            f"{endpoint.facts.get('url', endpoint.target.host)} does not answer a short request: {outcome.fault}.",
-            "look at the server's log",
-        )
-    if outcome.end is not End.REFUSED or outcome.status not in (401, 403):
-        return
-    has_key = any(name == "authorization" for name, _ in endpoint.target.headers)
-    said = "does not take the key" if has_key else "asks for a key"
-    raise ServerUnreachable(
-        f"{endpoint.facts.get('url', endpoint.target.host)} {said}.",
-        "LOCALLLM_API_KEY=... localllm bench serve URL",
-        http=outcome.status,
-    )
-
-
-def failure_of(outcome: Outcome) -> str:
-    """Return what became of a request that got no proper answer, as a few words."""
-    is_refusal = outcome.status is not None and outcome.status >= 400  # some have no error as OpenAI's are
-    match outcome.end:
-        case End.REFUSED | End.MALFORMED if is_refusal:
-            told = outcome.error_message or outcome.error_code or "no reason given"
-            return f"HTTP {outcome.status}: {told}"[:MAX_CHARACTERS]
-        case End.ERROR_EVENT:
-            return f"an error in the answer: {outcome.error_message or outcome.error_code or 'no reason given'}"[
-                :MAX_CHARACTERS
-            ]
-        case End.UNREACHABLE:
-            return f"no connection: {outcome.fault}"[:MAX_CHARACTERS]
-    return (outcome.fault or outcome.end.value)[:MAX_CHARACTERS]
+        raise ServerUnreachable(f"{who} does not answer a short request: {outcome.fault}.", "look at the server's log")
+    if outcome.end is End.REFUSED and outcome.status in KEY_REFUSED:
+        has_key = any(name == "authorization" for name, _ in endpoint.target.headers)
+        raise key_refused(who, has_key=has_key, status=outcome.status)

@@ -13,6 +13,7 @@ from localllm.bench.client.calls import End
 from localllm.bench.machine import fingerprint
 from localllm.bench.serving.address import is_url
 from localllm.bench.serving.endpoint import Endpoint
+from localllm.bench.serving.failures import failure_of
 from localllm.bench.serving.model_file import known_info
 from localllm.bench.serving.preliminary import examine
 from localllm.bench.serving.result import RunResult
@@ -22,7 +23,6 @@ from localllm.bench.serving.servers.given import GivenServer
 from localllm.bench.serving.servers.running import Running
 from localllm.bench.serving.servers.started import own_server
 from localllm.bench.serving.spec import Api, RunSpec
-from localllm.bench.serving.trying import failure_of
 from localllm.cli.api_key import read_api_key
 from localllm.cli.bench.destination import Destination
 from localllm.cli.bench.options import ReportForm

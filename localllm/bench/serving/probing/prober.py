@@ -15,6 +15,7 @@ from localllm.bench.client.loose import as_count, as_dict
 from localllm.bench.serving.asking import Reply
 from localllm.bench.serving.asking import ask as ask_whole
 from localllm.bench.serving.endpoint import Endpoint
+from localllm.bench.serving.failures import UNSUPPORTED
 from localllm.bench.serving.probing import asks
 from localllm.bench.serving.probing.greedy import Greedy, greedy_of, is_nearly, parting
 from localllm.bench.serving.probing.probes import Honour, Probes
@@ -23,7 +24,6 @@ from localllm.bench.workloads.ask import Ask, Message
 from localllm.errors import LocalLLMError
 
 _USAGE: Final = {"include_usage": True}
-_REFUSALS: Final = (400, 404, 405, 415, 422, 501)
 _SAMPLING: Final = (
     *("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "repeat_penalty", "repeat_last_n"),
     *("presence_penalty", "frequency_penalty", "dry_multiplier", "xtc_probability", "mirostat", "samplers"),
@@ -101,7 +101,7 @@ class _Prober:
             logprobs = {"logprobs": asks.N_ALTERNATIVES}
         if self._has_logprobs:
             reply = await self._asked(path, {**fields, **logprobs})
-            self._has_logprobs = reply is None or reply.status not in _REFUSALS
+            self._has_logprobs = reply is None or reply.status not in UNSUPPORTED
         if not self._has_logprobs:
             reply = await self._asked(path, fields)
         answer = greedy_of(reply.json) if reply is not None and reply.status == 200 else None
@@ -267,7 +267,7 @@ def _reason(outcome: Outcome) -> str:
 
 
 def _refusal(outcome: Outcome) -> Honour:
-    return "refused" if outcome.end is End.REFUSED and outcome.status in _REFUSALS else "unclear"
+    return "refused" if outcome.end is End.REFUSED and outcome.status in UNSUPPORTED else "unclear"
 
 
 def _stated(endpoint: Endpoint) -> Mapping[str, Any]:

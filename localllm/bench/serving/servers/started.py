@@ -9,6 +9,7 @@ from types import TracebackType
 from localllm.bench.client.calls import Target
 from localllm.bench.serving.address import chosen
 from localllm.bench.serving.asking import ask
+from localllm.bench.serving.failures import KEY_REFUSED, key_refused
 from localllm.bench.serving.servers.listening import free_port, listeners
 from localllm.bench.serving.servers.process_tree import ProcessTree
 from localllm.bench.serving.servers.starting import OURS, Starting
@@ -118,9 +119,9 @@ class StartedServer:
             if code is not None:
                 raise self._ended(tree, code)
             status, seen_s = _status_when_ready(self._port, self._starting.key), time.monotonic()
-            if status in (401, 403) and self._is_answering(tree):
-                asks = "does not take the key" if self._starting.key else "asks for a key"
-                raise ServerUnreachable(f"{self.name} {asks}.", pasteable(*self._starting.words(self._port)))
+            if status in KEY_REFUSED and self._is_answering(tree):
+                hint = pasteable(*self._starting.words(self._port))
+                raise key_refused(self.name, has_key=self._starting.key is not None, status=status, hint=hint)
             if status == 200 and tree.exit_code() is None and self._is_answering(tree):
                 return seen_s
             time.sleep(_POLL_S)
