@@ -7,11 +7,10 @@ from typing import Annotated, Literal, TypeAlias
 
 import typer
 
-from localllm.cli.bench.options import FORMAT_HELP
+from localllm.cli.bench.options import FORMAT_HELP, chosen_form
 from localllm.cli.failures import Manner, told
 from localllm.cli.options import Json, option
 from localllm.cli.output import Answer
-from localllm.errors import UsageError
 
 _FILE_HELP = "Results of localllm bench (serve, run or engine), of llama-bench -o json|jsonl or of vllm bench serve."
 _FAIL_HELP = (
@@ -36,11 +35,7 @@ def compare(
     Medians and p95 with 95 % intervals that heed how alike neighbouring requests are, Mann-Whitney for medians, a
     verdict for each; refuses what is not comparable.
     """
-    if json and format not in (None, "json"):
-        raise UsageError(
-            f"--json is short for --format json; --format {format} asks for another.", "localllm bench compare --json"
-        )
-    form: Form = "json" if json else format or "text"
+    form: Form = chosen_form(format, json, "text", "localllm bench compare --json")
     with told(Manner(json=form == "json")):
         _compare(old, new, fail_on, force, form)
 

@@ -16,6 +16,7 @@ from localllm.bench.reports.render import render
 from localllm.cli.api_key import read_api_key
 from localllm.cli.bench.destination import Destination
 from localllm.cli.bench.progress import Shown
+from localllm.cli.bench.remembering import keep_in_history
 from localllm.cli.failures import AfterOutput
 from localllm.cli.options import TalkFlags
 from localllm.cli.output import Answer, Notes
@@ -106,7 +107,7 @@ def measure_contract(name: str, output: Path | None, form: Literal["json", "md"]
         document = run.document()
         unwritten = _written(files, document, notes)
     if stopped is None:
-        _remember(document, files, notes)
+        keep_in_history(document, files.json_path, notes)
     else:
         notes.say("interrupted: this is what was measured until then")
     Answer().write(render(document, form))
@@ -138,12 +139,3 @@ def _broken(document: Mapping[str, Any]) -> LocalLLMError | None:
 
 def _value(rule: Mapping[str, Any]) -> str:
     return f"{rule['value']:.3g}" if rule["is_ratio"] else text_of(measure(rule["measure"]), rule["value"])
-
-
-def _remember(document: Mapping[str, Any], files: Files, notes: Notes) -> None:
-    from localllm.bench.history import remember
-
-    try:
-        remember(document, files.json_path)
-    except (LocalLLMError, OSError) as error:
-        notes.say(f"note: not kept for `localllm bench history`: {error}")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypeAlias
 
-from localllm.cli.bench.options import FORMAT_HELP
+from localllm.cli.bench.options import FORMAT_HELP, chosen_form
+from localllm.cli.bench.remembering import keep_in_history
 from localllm.cli.failures import AfterOutput, Manner, told
 from localllm.cli.options import Json, LoadFlags, ModelOrVerb, option
 from localllm.cli.output import Answer, Notes
-from localllm.errors import LocalLLMError, UsageError
 
 Form: TypeAlias = Literal["md", "json", "jsonl", "csv"]
 Format: TypeAlias = Annotated[Form | None, option("--format", metavar="md|json|jsonl|csv", help=FORMAT_HELP)]
@@ -20,11 +20,7 @@ def engine(model: ModelOrVerb = None, format: Format = None, json: Json = False,
     In process, against a bare loop over llama.cpp; a quiet machine gives the best figures. Written as Markdown unless
     --format says otherwise.
     """
-    if json and format not in (None, "json"):
-        raise UsageError(
-            f"--json is short for --format json; --format {format} asks for another.", "localllm bench --json"
-        )
-    form: Form = "json" if json else format or "md"
+    form: Form = chosen_form(format, json, "md", "localllm bench --json")
     with told(Manner(json=form == "json")):
         _engine(model, form, load)
 
@@ -34,7 +30,6 @@ def _engine(model: str | None, form: Form, load: LoadFlags) -> None:
     from localllm.bench.engine.opener import Opener
     from localllm.bench.engine.plan import Plan, measure
     from localllm.bench.engine.recorder import Recorder
-    from localllm.bench.history import remember
     from localllm.cli.signals import Interrupts, Stopped, in_thread
     from localllm.cli.wishes import load_config
     from localllm.models import catalog
@@ -55,10 +50,7 @@ def _engine(model: str | None, form: Form, load: LoadFlags) -> None:
             notes.clear()
     report = recorder.report(partial=stopped is not None)
     out.write(render(report, form))
-    try:
-        remember(document(report))
-    except LocalLLMError as error:
-        notes.say(f"note: not kept for `localllm bench history`: {error}")
+    keep_in_history(document(report), None, notes)
     if stopped is not None:
         notes.say("interrupted: this is what was measured until then")
         raise AfterOutput(stopped)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias, TypeVar, cast
 
 from localllm.cli.options import SEED_HELP, option
+from localllm.errors import UsageError
 
 FORMAT_HELP = "Form of what is written to stdout; --json is short for --format json."
 """Of every verb's `--format`; which forms there are, its metavar says."""
@@ -35,6 +36,16 @@ OUTPUT_HELP = (
 ReportForm: TypeAlias = Literal["text", "md", "json", "html"]
 Report: TypeAlias = Annotated[ReportForm | None, option("--format", metavar="text|md|json|html", help=FORMAT_HELP)]
 Output: TypeAlias = Annotated[Path | None, option("--output", "-o", metavar="FILE", help=OUTPUT_HELP)]
+
+
+F = TypeVar("F", bound=str)
+
+
+def chosen_form(format: F | None, json: bool, otherwise: F, example: str) -> F:
+    """Return the form that --format and --json ask for. Raises UsageError, with `example`, where they ask for two."""
+    if json and format not in (None, "json"):
+        raise UsageError(f"--json is short for --format json; --format {format} asks for another.", example)
+    return cast(F, "json") if json else format or otherwise
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,11 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from localllm.cli.bench.options import Output, Report, ReportForm, RunFlags
+from localllm.cli.bench.options import Output, Report, ReportForm, RunFlags, chosen_form
 from localllm.cli.completion import complete_model
 from localllm.cli.failures import Manner, told
 from localllm.cli.options import Json, TalkFlags
 from localllm.cli.output import Notes
-from localllm.errors import UsageError
 
 _TARGET_HELP = (
     "Server (http://127.0.0.1:8080, with ?model=NAME where it has several; its key: LOCALLLM_API_KEY), or a model "
@@ -37,11 +36,7 @@ def serve(
     started for a model. The workload is measured cold (nothing was computed before) and warm (what requests share
     was), reported apart. Ctrl-C keeps what was measured.
     """
-    if json and format not in (None, "json"):
-        raise UsageError(
-            f"--json is short for --format json; --format {format} asks for another.", "localllm bench serve URL --json"
-        )
-    form: ReportForm = "json" if json else format or "text"
+    form: ReportForm = chosen_form(format, json, "text", "localllm bench serve URL --json")
     with told(Manner(json=form == "json", verbose=talk.verbose)):
         from localllm.cli.bench.destination import Destination
         from localllm.cli.bench.serving import measure, report

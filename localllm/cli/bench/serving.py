@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,6 +27,7 @@ from localllm.cli.api_key import read_api_key
 from localllm.cli.bench.destination import Destination
 from localllm.cli.bench.options import ReportForm
 from localllm.cli.bench.progress import Shown
+from localllm.cli.bench.remembering import keep_in_history
 from localllm.cli.bench.wishes import Wish
 from localllm.cli.failures import AfterOutput
 from localllm.cli.options import TalkFlags
@@ -153,7 +154,7 @@ def report(found: Found, form: ReportForm, destination: Destination | None, note
     if found.is_partial:
         notes.say("ended early: this is what was measured until then")
     else:
-        _remember(document, None if unwritten else destination, notes)
+        keep_in_history(document, None if unwritten or destination is None else destination.path, notes)
     for result in found.results:
         if result.unsupported:
             notes.say(f"note: {result.spec.workload.spec} is not supported: {result.unsupported}")
@@ -161,15 +162,6 @@ def report(found: Found, form: ReportForm, destination: Destination | None, note
     failure = found.ended or unwritten or _failure(found.results)
     if failure is not None:
         raise AfterOutput(failure)
-
-
-def _remember(document: Mapping[str, Any], destination: Destination | None, notes: Notes) -> None:
-    from localllm.bench.history import remember
-
-    try:
-        remember(document, None if destination is None else destination.path)
-    except (LocalLLMError, OSError) as error:
-        notes.say(f"note: not kept for `localllm bench history`: {error}")
 
 
 def _failure(results: Sequence[RunResult]) -> LocalLLMError | None:
