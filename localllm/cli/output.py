@@ -47,6 +47,12 @@ class Answer:
         except OSError as error:
             raise give_up_stdout(error) from None
 
+    def width(self, most: int) -> int:
+        """Return in how many columns a report is to be laid out: at a terminal its own, from 60 to `most`."""
+        import shutil
+
+        return min(most, max(60, shutil.get_terminal_size().columns)) if self._is_terminal else most
+
     def document(self, value: Mapping[str, Any]) -> None:
         """Write one JSON object on a line of its own."""
         import json

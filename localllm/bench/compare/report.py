@@ -36,15 +36,15 @@ class Report:
         return not any(outcome.has_failed for outcome in self.outcomes)
 
 
-def render(report: Report, form: Form) -> str:
-    """Return the report in one form, with its last line ended."""
+def render(report: Report, form: Form, width: int = WIDTH) -> str:
+    """Return the report in one form, with its last line ended. `width`: of text alone."""
     match form:
         case "json":
             return json_text(document(report))
         case "md":
             return markdown(page(report))
         case "text":
-            return text(page(report), WIDTH)
+            return text(page(report), width)
 
 
 def page(report: Report) -> Page:

@@ -44,12 +44,13 @@ def _compare(old: Path, new: Path, fail_on: str | None, force: bool, form: Form)
     from localllm.bench.compare.comparison import compare
     from localllm.bench.compare.fail_on import judged, parse_rules
     from localllm.bench.compare.read import read_results
-    from localllm.bench.compare.report import Report, render
+    from localllm.bench.compare.report import WIDTH, Report, render
 
     rules = () if fail_on is None else parse_rules(fail_on)
     a, b = read_results(old), read_results(new)
     comparison = compare(a, b, force=force, also=[rule.measure for rule in rules])
     report = Report(comparison, judged(rules, comparison, [*a, *b]))
-    Answer().write(render(report, form))
+    answer = Answer()
+    answer.write(render(report, form, answer.width(WIDTH)))
     if not report.passed:
         raise typer.Exit(10)

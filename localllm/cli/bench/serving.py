@@ -137,6 +137,7 @@ def report(found: Found, form: ReportForm, destination: Destination | None, note
     """Write what was found to stdout and the file, and remember it. Raises what ended it early, after its output."""
     from localllm.bench.reports.document import serve_document
     from localllm.bench.reports.render import render
+    from localllm.bench.reports.text import WIDTH
 
     document = serve_document(
         found.results,
@@ -158,7 +159,8 @@ def report(found: Found, form: ReportForm, destination: Destination | None, note
     for result in found.results:
         if result.unsupported:
             notes.say(f"note: {result.spec.workload.spec} is not supported: {result.unsupported}")
-    Answer().write(render(document, form))
+    answer = Answer()
+    answer.write(render(document, form, answer.width(WIDTH)))
     failure = found.ended or unwritten or _failure(found.results)
     if failure is not None:
         raise AfterOutput(failure)
