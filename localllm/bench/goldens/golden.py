@@ -101,10 +101,13 @@ def record(model: str, bench: Bench) -> tuple[dict[str, Any], Path]:
 
 
 def check(model: str, bench: Bench) -> GoldenCheck:
-    """Ask a model again what its golden keeps. Raises ModelNotFound where it has none; as `compose.open`."""
+    """Ask a model again what its golden keeps.
+
+    Raises ModelNotFound where it has none, Unavailable where a later version wrote it; as `compose.open`.
+    """
     found, info = bench.opens.find(model)
     now = model_id(found)
-    golden = bench.shelf.get(now) or bench.shelf.newest_named(found)
+    golden = bench.shelf.of(found, now)
     if golden is None:
         hint = pasteable("localllm", "bench", "golden", "record", model)
         raise ModelNotFound(f"There is no golden of {found.name}.", hint)
@@ -134,7 +137,7 @@ def _checks(bench: Bench, store: Store) -> Iterator[GoldenCheck]:
         if stored.problem or not stored.sha256:
             continue
         found = ModelFile(stored.name, stored.path, stored.files, stored.sha256, "store")
-        golden = bench.shelf.get(stored.sha256) or bench.shelf.newest_named(found)
+        golden = bench.shelf.of(found, stored.sha256)
         if golden is not None:
             try:
                 yield check(stored.name, bench)

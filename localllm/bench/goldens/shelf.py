@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from localllm.errors import Unavailable
 from localllm.models import hashes
-from localllm.models.disk import record
+from localllm.models.disk import files, record
 from localllm.models.resolve import ModelFile
 from localllm.models.store import Store
 
@@ -33,8 +34,26 @@ class Shelf:
         return path
 
     def get(self, model_id: str) -> dict[str, Any] | None:
-        """Return the golden of these bytes; None where there is none that can be used."""
-        return record.load(self._path(model_id), _KIND, _VERSION)
+        """Return the golden of these bytes; None where there is none that can be used.
+
+        Raises Unavailable where a later version wrote it.
+        """
+        path = self._path(model_id)
+        golden = record.load(path, _KIND, _VERSION)
+        if golden is None and _is_newer(path):
+            raise Unavailable(f"{path} was written by a newer localllm.", "pip install -U localllm")
+        return golden
+
+    def of(self, found: ModelFile, model_id: str) -> dict[str, Any] | None:
+        """Return the golden to check a model against; `model_id`: the hash of its bytes now.
+
+        That of its bytes; but that of its name where those of its bytes are another model's: other
+        bytes went by this name when it was recorded.
+        """
+        exact, where = self.get(model_id), place(found)
+        if exact is not None and all(exact["model"][key] == where[key] for key in where):
+            return exact
+        return self.newest_named(found) or exact
 
     def newest_named(self, found: ModelFile) -> dict[str, Any] | None:
         """Return the newest golden of a model of this name in this place, whatever its bytes were."""
@@ -51,6 +70,16 @@ class Shelf:
 
     def _path(self, model_id: str) -> Path:
         return self.folder / f"{model_id}.json"
+
+
+def _is_newer(path: Path) -> bool:
+    try:
+        record.decode(files.read_bounded(path, record.LIMIT_BYTES), _KIND, _VERSION)
+    except record.Newer:
+        return True
+    except (OSError, ValueError, record.Damaged):
+        return False
+    return False
 
 
 def model_id(found: ModelFile) -> str:

@@ -17,7 +17,7 @@ from localllm.bench.goldens.prompts import PROMPTS
 from localllm.bench.goldens.recording import N_TOKENS, N_TOP
 from localllm.bench.goldens.report import check_document, check_text
 from localllm.bench.goldens.shelf import Shelf
-from localllm.errors import ModelNotFound, ModelRefused
+from localllm.errors import ModelNotFound, ModelRefused, Unavailable
 from localllm.models.store import Store
 from tests.bench.goldens.models import SETTINGS, FakeModels, bench
 from tests.fake_engine import TEMPLATE, FakeEngine, endless_token
@@ -157,6 +157,33 @@ def test_a_changed_file_is_told_apart_from_what_it_answers(models: FakeModels, h
     assert f"the model file is another one: sha256 {found.model_id[:12]}" in check_text([found])
     record("m.gguf", bench(models, home))
     assert not check("m.gguf", bench(models, home)).has_moved
+
+
+def test_another_model_s_file_in_its_place_is_told_though_it_has_a_golden_too(models: FakeModels, home: Path) -> None:
+    (models.folder / "other.gguf").write_bytes(b"GGUF and other weights")
+    before, _ = record("m.gguf", bench(models, home))
+    record("other.gguf", bench(models, home))
+    (models.folder / "m.gguf").write_bytes(b"GGUF and other weights")
+    found = check("m.gguf", bench(models, home))
+    assert found.is_another_file
+    assert found.golden["model"]["id"] == before["model"]["id"]
+    assert not check("other.gguf", bench(models, home)).has_moved
+
+
+def test_the_same_bytes_by_another_name_have_the_same_golden(models: FakeModels, home: Path) -> None:
+    record("m.gguf", bench(models, home))
+    (models.folder / "copy.gguf").write_bytes((models.folder / "m.gguf").read_bytes())
+    assert not check("copy.gguf", bench(models, home)).has_moved
+
+
+def test_a_golden_of_a_later_version_is_told_and_left_alone(models: FakeModels, home: Path) -> None:
+    _, path = record("m.gguf", bench(models, home))
+    later_ = path.read_text().replace('"version": 1', '"version": 2')
+    path.write_text(later_)
+    with pytest.raises(Unavailable, match="was written by a newer localllm") as caught:
+        check("m.gguf", bench(models, home))
+    assert caught.value.hint == "pip install -U localllm"
+    assert path.read_text() == later_
 
 
 def test_a_file_of_the_same_name_elsewhere_is_not_that_model(models: FakeModels, home: Path, tmp_path: Path) -> None:
