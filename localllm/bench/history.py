@@ -17,10 +17,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from localllm.bench.compare.cell import PERCENTILES, Cell, measure_named
+from localllm.bench.compare.cell import PERCENTILES, Cell
 from localllm.bench.compare.read import cells_of_document
 from localllm.bench.stats import summaries
-from localllm.errors import Unavailable, UsageError, pasteable
+from localllm.errors import Unavailable, pasteable
 from localllm.models.disk import files
 from localllm.models.store import default_home
 
@@ -218,15 +218,6 @@ def _with_changes(rows: Sequence[tuple[Any, ...]]) -> Iterator[Entry]:
             last[comparable] = found
         at, tool, model, name = (str(text) for text in texts)
         yield Entry(at, tool, model, name, json.loads(facts), found, fingerprint_id, file, bool(doubtful), changes)
-
-
-def is_better(name: str, change: float) -> bool:
-    """Say whether a change of that measure, or test, is for the better."""
-    try:
-        lower_is_better = measure_named(name, []).lower_is_better
-    except UsageError:
-        lower_is_better = name.startswith("start ")
-    return (change < 0) == lower_is_better
 
 
 def _unusable(begun: str, error: Exception) -> Unavailable:

@@ -94,7 +94,7 @@ def test_history_is_empty_at_first_and_lists_what_was_measured(cli: Cli, isolate
     lines = cli("bench", "history").out.splitlines()
     assert [lines[0].split()[0], len(lines)] == ["WHEN", 3]
     assert "ttft_p95 300 ms" in lines[1]
-    assert "ttft_p95 +50.0% (worse)" in lines[1]
+    assert "ttft_p95 +50.0%" in lines[1]
     assert "a.json" in lines[2]
     newest, first = cli("bench", "history", "--json").json()["runs"]
     assert newest["changes"]["ttft_p95"] == pytest.approx(0.5)

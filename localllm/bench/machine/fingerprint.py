@@ -153,14 +153,17 @@ def _plain(value: Any) -> Any:
 
 
 def machine_line(document: Mapping[str, Any]) -> str:
-    """Return the one line that tables are headed with, from a fingerprint."""
-    return ", ".join(_line_parts(document))
+    """Return the one line that tables are headed with, from a fingerprint: the machine, and the kernels we use."""
+    return f"{machine_words(document)}, llama-cpp-python {document['software']['llama-cpp-python']}"
 
 
-def _line_parts(document: Mapping[str, Any]) -> Iterator[str]:
-    found, made = document["machine"], document["software"]
+def machine_words(document: Mapping[str, Any]) -> str:
+    """Return the machine of a fingerprint in a line, whatever runs there."""
+    return ", ".join(_line_parts(document["machine"]))
+
+
+def _line_parts(found: Mapping[str, Any]) -> Iterator[str]:
     yield found["cpu"]["name"]
     yield f"{found['cpu']['n_usable']} of {found['cpu']['n_cores']} cores"
     yield gib(found["ram_bytes"])
     yield found["os_name"] or found["os"]
-    yield f"llama-cpp-python {made['llama-cpp-python']}"

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from localllm.bench.machine.fingerprint import machine_line
+from localllm.bench.machine.fingerprint import machine_line, machine_words
 from localllm.bench.measures import measure, text_of
 from localllm.bench.reports.page import Row
 
@@ -75,11 +75,16 @@ def machine_facts(fingerprint: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the line on the machine, and the model's and the load's where they are known."""
     found = []
     if "machine" in fingerprint and "software" in fingerprint:
-        found.append(machine_line(fingerprint))
+        of_others = "server" in fingerprint and not _is_ours(fingerprint["server"])
+        found.append(machine_words(fingerprint) if of_others else machine_line(fingerprint))
     before, after = fingerprint.get("load_average_before"), fingerprint.get("load_average_after")
     if before and after:
         found.append(f"load average {before[0]:g} before, {after[0]:g} after")
     return tuple(found)
+
+
+def _is_ours(server: Mapping[str, Any]) -> bool:
+    return _mapping(server.get("model")).get("owned_by") == "localllm"
 
 
 def flat(found: Mapping[str, Any], prefix: str = "") -> Iterator[Row]:

@@ -22,7 +22,8 @@ def history(
 ) -> None:
     """Show what was measured before, newest first.
 
-    Each beside the last run of the same on this machine, with the same model and settings.
+    Each beside the last run of the same on this machine, with the same model and settings; whether a change is more
+    than chance, `bench compare` tells.
     """
     from localllm.bench.history import entries
 
@@ -61,7 +62,7 @@ def _row(entry: Entry) -> tuple[str, ...]:
 
     when = entry.at.replace("T", " ").removesuffix("Z")[:16]
     shown = _shown(entry)
-    changes = [f"{name} {_change(name, entry.changes[name])}" for name in shown if name in entry.changes]
+    changes = [f"{name} {_change(entry.changes[name])}" for name in shown if name in entry.changes]
     return (
         when,
         entry.tool + (" (doubtful)" if entry.is_doubtful else ""),
@@ -90,9 +91,7 @@ def _value(name: str, value: float) -> str:
     return shown(of, value)
 
 
-def _change(name: str, change: float) -> str:
-    from localllm.bench.history import is_better
-
+def _change(change: float) -> str:
     if abs(change) < 0.0005:
         return "as before"
-    return f"{100 * change:+.1f}% ({'better' if is_better(name, change) else 'worse'})"
+    return f"{100 * change:+.1f}%"
