@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -46,6 +47,7 @@ class ContractRun:
         self._told = told
         self._cancelling = cancelling
         self._is_stopped = False
+        self._left = ""
         self._failures: list[LocalLLMError] = []
         standings = {candidate.name: Standing(candidate) for candidate in contract.candidates}
         self._outcome = Outcome(contract, standings, tools.differences)
@@ -76,7 +78,11 @@ class ContractRun:
                 self._examine(standing)
         fills = bool(self._remaining()) and all(standing.fills_length for standing in self._remaining())
         self._told.saved(self.document())
+        began_s = time.monotonic()
         for number in range(1, self._contract.rounds + 1):
+            if number > 1:
+                a_round_s = (time.monotonic() - began_s) / (number - 1)
+                self._left = f", {_minutes(a_round_s * (self._contract.rounds - number + 1))} left"
             for standing in _turns(self._remaining(), number):
                 with self._leaving_out(standing, f"in round {number}"):
                     self._turn(standing, number, fills)
@@ -114,7 +120,7 @@ class ContractRun:
 
     def _turn(self, standing: Standing, number: int, fills: bool) -> None:
         """Start a candidate and measure everything on it once."""
-        when = f"round {number} of {self._contract.rounds}"
+        when = f"round {number} of {self._contract.rounds}{self._left}"
         self._told.progress(f"{when}, {standing.candidate.name}: start", 0, 0)
         with self._tools.start(standing.candidate) as running:
             runner = self._runner(standing, running, when)
@@ -162,6 +168,11 @@ class ContractRun:
     def _keep(self, candidate: Candidate, cell: Cell, result: RunResult, number: int) -> None:
         run = run_document(result)
         self._outcome.measured.add(candidate, cell, {**run, "round": number})
+
+
+def _minutes(seconds: float) -> str:
+    """Return a time to come, as roughly as it is known."""
+    return f"about {round(seconds / 60)} min" if seconds >= 90 else "about a minute"
 
 
 def _turns(standings: Sequence[Standing], number: int) -> list[Standing]:

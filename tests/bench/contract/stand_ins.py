@@ -201,13 +201,15 @@ class Listener:
     def __init__(self) -> None:
         self.said: list[str] = []
         self.documents: list[dict[str, Any]] = []
+        self.shown: list[str] = []
 
     def say(self, text: str) -> None:
         """Keep a sentence."""
         self.said.append(text)
 
     def progress(self, what: str, done: int, total: int) -> None:
-        """Ignore it."""
+        """Keep what is shown."""
+        self.shown.append(what)
 
     def saved(self, document: dict[str, Any]) -> None:
         """Keep a document."""

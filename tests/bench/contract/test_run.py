@@ -39,6 +39,12 @@ def test_candidates_run_one_at_a_time_and_change_places_every_round() -> None:
         assert not after.startswith("start") or before.startswith("stop")
 
 
+def test_from_the_second_round_on_it_is_told_how_much_is_left() -> None:
+    _, told = measured(FakeTools(), rounds=2)
+    assert "round 1 of 2, A: start" in told.shown
+    assert "round 2 of 2, about a minute left, A: start" in told.shown
+
+
 def test_the_document_holds_every_run_with_its_round() -> None:
     document, told = measured(FakeTools(gap_ms=lambda name, n: 10.0 if name == "A" else 20.0))
     assert not document["partial"]
