@@ -60,9 +60,7 @@ class Tally:
             self._faults[outcome.fault] += 1
         self._tokens["prompt"] += outcome.prompt_tokens or 0
         self._tokens["cached"] += outcome.cached_tokens or 0
-        self._tokens["completion"] += (
-            len(outcome.token_s) if outcome.completion_tokens is None else outcome.completion_tokens
-        )
+        self._tokens["completion"] += outcome.output_tokens
         if outcome.end is End.ANSWER:
             for name, values in latencies_ms(outcome).items():
                 self._samples[name] += values

@@ -145,6 +145,11 @@ class Outcome:
     n_sends: int = 1
 
     @property
+    def output_tokens(self) -> int:
+        """The answer's tokens as the server counts them, else one a piece."""
+        return len(self.token_s) if self.completion_tokens is None else self.completion_tokens
+
+    @property
     def failure_code(self) -> str | None:
         """The code behind a refusal or an error event ("status 500" where it has none); None for other ends."""
         if self.end not in (End.REFUSED, End.ERROR_EVENT):

@@ -32,7 +32,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Ruling:
     """A rule over one cell. `value` as the rule means it; None where B has none. `why`: what decided, in words."""
 
     rule: Rule
@@ -60,19 +60,19 @@ def parse_rules(text: str) -> tuple[Rule, ...]:
     return tuple(rules)
 
 
-def judged(rules: Sequence[Rule], comparison: Comparison, cells: Sequence[Cell]) -> tuple[Outcome, ...]:
+def judged(rules: Sequence[Rule], comparison: Comparison, cells: Sequence[Cell]) -> tuple[Ruling, ...]:
     """Return what became of each rule in each cell that has its measure; `cells`: all of both files.
 
     Raises UsageError where a rule's value has no meaning for its measure, or A has nothing to change from.
     """
-    found: list[Outcome] = []
+    found: list[Ruling] = []
     for rule in rules:
         of = measure_named(rule.measure, list(cells))
         bound = _bound(rule, of)
-        outcomes = [one for cell in comparison.cells for one in _in_cell(rule, of, bound, cell)]
-        if not outcomes:
+        rulings = [one for cell in comparison.cells for one in _in_cell(rule, of, bound, cell)]
+        if not rulings:
             raise UsageError(f"--fail-on: no cell that both files have tells {of.name}.", EXAMPLE)
-        found += outcomes
+        found += rulings
     return tuple(found)
 
 
@@ -87,31 +87,31 @@ def _bound(rule: Rule, of: Measure) -> float:
         ) from None
 
 
-def _in_cell(rule: Rule, of: Measure, bound: float, cell: CellComparison) -> Iterator[Outcome]:
+def _in_cell(rule: Rule, of: Measure, bound: float, cell: CellComparison) -> Iterator[Ruling]:
     line = cell.line(of)
     if line is not None:
         judge = _of_change if rule.is_relative else _of_value
         yield judge(rule, bound, cell.name, line.change)
     elif cell.a.has(of):
-        yield Outcome(rule, cell.name, True, None, bound, f"B has no {of.name}")
+        yield Ruling(rule, cell.name, True, None, bound, f"B has no {of.name}")
     elif not rule.is_relative and (alone := changed(of, cell.b, cell.b)) is not None:
         yield _of_value(rule, bound, cell.name, alone)
     elif cell.b.has(of):
         raise UsageError(f"--fail-on: A has no {of.name} to compare with ({cell.name}).", EXAMPLE)
 
 
-def _of_value(rule: Rule, bound: float, cell: str, change: Change) -> Outcome:
+def _of_value(rule: Rule, bound: float, cell: str, change: Change) -> Ruling:
     has_failed = change.b > bound if rule.is_above else change.b < bound
-    return Outcome(rule, cell, has_failed, change.b, bound, f"{shown(change.measure, change.b)} in B")
+    return Ruling(rule, cell, has_failed, change.b, bound, f"{shown(change.measure, change.b)} in B")
 
 
-def _of_change(rule: Rule, bound: float, cell: str, change: Change) -> Outcome:
+def _of_change(rule: Rule, bound: float, cell: str, change: Change) -> Ruling:
     """A change fails where it is beyond the bound, and its interval wholly on that side of none."""
     value = change.relative
     is_beyond = value > bound if rule.is_above else value < bound
     told = f"{100 * value:+.1f}%" if math.isfinite(value) else f"{change_text(change)} from none"
     if change.low is None or change.high is None:
-        return Outcome(rule, cell, is_beyond, value, bound, f"{told}; one value each, so there is no interval")
+        return Ruling(rule, cell, is_beyond, value, bound, f"{told}; one value each, so there is no interval")
     is_clear = change.low > 0 if rule.is_above else change.high < 0
     interval = interval_text(change)
     if not is_beyond:
@@ -120,7 +120,7 @@ def _of_change(rule: Rule, bound: float, cell: str, change: Change) -> Outcome:
         why = f"{told}, and the interval {interval} is clear of none"
     else:
         why = f"{told} is beyond the bound, but the interval {interval} holds none: it may be noise"
-    return Outcome(rule, cell, is_beyond and is_clear, value, bound, why)
+    return Ruling(rule, cell, is_beyond and is_clear, value, bound, why)
 
 
 def interval_text(change: Change) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 from localllm.bench.compare.cell import Cell, Origin, Requests, shown
 from localllm.bench.compare.change import RUN_SPREAD
 from localllm.bench.compare.comparison import ALPHA, CellComparison, Comparison, Line, Verdict
-from localllm.bench.compare.fail_on import Outcome, change_text, interval_text
+from localllm.bench.compare.fail_on import Ruling, change_text, interval_text
 from localllm.bench.reports.document import json_text
 from localllm.bench.reports.markdown import markdown
 from localllm.bench.reports.page import Page, Row, Section, Table
@@ -28,12 +28,12 @@ class Report:
     """A comparison and what became of the rules that were set for it."""
 
     comparison: Comparison
-    outcomes: tuple[Outcome, ...] = ()
+    rulings: tuple[Ruling, ...] = ()
 
     @property
     def passed(self) -> bool:
         """Whether no rule failed."""
-        return not any(outcome.has_failed for outcome in self.outcomes)
+        return not any(ruling.has_failed for ruling in self.rulings)
 
 
 def render(report: Report, form: Form, width: int = WIDTH) -> str:
@@ -50,7 +50,7 @@ def render(report: Report, form: Form, width: int = WIDTH) -> str:
 def page(report: Report) -> Page:
     """Return the report as a page."""
     found = report.comparison
-    rules = (Section("rules", tables=(_rules(report.outcomes),)),) if report.outcomes else ()
+    rules = (Section("rules", tables=(_rules(report.rulings),)),) if report.rulings else ()
     return Page(
         title="localllm bench compare",
         facts=(_file("A", found.a), _file("B", found.b), *found.notes),
@@ -79,7 +79,7 @@ def document(report: Report) -> dict[str, Any]:
                 "bound": one.bound,
                 "why": one.why,
             }
-            for one in report.outcomes
+            for one in report.rulings
         ],
         "passed": report.passed,
     }
@@ -151,8 +151,8 @@ def _probability(p: float) -> str:
     return "< 0.0001" if p < 0.0001 else f"{p:.4f}" if p < 0.001 else f"{p:.3f}"
 
 
-def _rules(outcomes: Sequence[Outcome]) -> Table:
-    rows = tuple((one.rule.text, "FAILED" if one.has_failed else "kept", one.cell, one.why) for one in outcomes)
+def _rules(rulings: Sequence[Ruling]) -> Table:
+    rows = tuple((one.rule.text, "FAILED" if one.has_failed else "kept", one.cell, one.why) for one in rulings)
     return Table(("rule", "", "where", "why"), rows, n_left=4)
 
 

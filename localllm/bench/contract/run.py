@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from localllm.bench.contract.measured import Standing
-from localllm.bench.contract.outcome import Outcome
+from localllm.bench.contract.result import ContractResult
 from localllm.bench.contract.terms import Candidate, Cell, Contract
 from localllm.bench.contract.tools import Cancelling, Runs, Tools
 from localllm.bench.machine import fingerprint
@@ -50,12 +50,12 @@ class ContractRun:
         self._left = ""
         self._failures: list[LocalLLMError] = []
         standings = {candidate.name: Standing(candidate) for candidate in contract.candidates}
-        self._outcome = Outcome(contract, standings, tools.differences)
+        self._result = ContractResult(contract, standings, tools.differences)
         self._standings = list(standings.values())
 
     def document(self) -> dict[str, Any]:
         """Return the result as it is now; `partial` until `run` has returned."""
-        return self._outcome.document()
+        return self._result.document()
 
     def failure(self) -> LocalLLMError | None:
         """Return why nothing was measured, where every candidate was left out; else None."""
@@ -63,13 +63,13 @@ class ContractRun:
 
     def run(self) -> None:
         """Measure everything. Raises KeyboardInterrupt where a signal ended it; the document says what there is."""
-        self._outcome.fingerprint = self._tools.fingerprint()
+        self._result.fingerprint = self._tools.fingerprint()
         try:
             self._calibrate()
             self._measure_all()
         finally:
-            fingerprint.end(self._outcome.fingerprint)
-        self._outcome.partial = False
+            fingerprint.end(self._result.fingerprint)
+        self._result.partial = False
 
     def _measure_all(self) -> None:
         """Examine every candidate, then measure all in turn."""
@@ -91,7 +91,7 @@ class ContractRun:
     def _calibrate(self) -> None:
         self._told.progress("the client itself", 0, 0)
         try:
-            self._outcome.calibration = self._tools.calibration()
+            self._result.calibration = self._tools.calibration()
         except LocalLLMError as error:
             self._told.say(f"the client's own overhead was not measured: {error.message}")
 
@@ -167,7 +167,7 @@ class ContractRun:
 
     def _keep(self, candidate: Candidate, cell: Cell, result: RunResult, number: int) -> None:
         run = run_document(result)
-        self._outcome.measured.add(candidate, cell, {**run, "round": number})
+        self._result.measured.add(candidate, cell, {**run, "round": number})
 
 
 def _minutes(seconds: float) -> str:

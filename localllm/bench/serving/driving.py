@@ -49,7 +49,7 @@ class Kept:
         self.outcomes.append(outcome)
         self._n_down = self._n_down + 1 if outcome.end in (End.UNREACHABLE, End.TIMED_OUT) else 0
         self._n_errors += outcome.end is not End.ANSWER
-        self._n_tokens += outcome.completion_tokens or len(outcome.token_s)
+        self._n_tokens += outcome.output_tokens
         if self._n_down >= N_DOWN:
             self.is_dead = True
             self.stop.set()

@@ -51,11 +51,11 @@ async def _examined(endpoint: Endpoint) -> Preliminary:
             if natural.end is not End.ANSWER:
                 break
             notes = notes or await _checked(endpoint, natural)
-            n_tokens = _n_tokens(natural)
+            n_tokens = natural.output_tokens
             if n_tokens < most_tokens:  # it ended by itself: now it can be seen whether it is made to go on
                 beyond = n_tokens + N_BEYOND
                 filled = await _answer(client, asked, question, beyond, fills=True)
-                return Preliminary(filled.end is End.ANSWER and _n_tokens(filled) >= beyond, notes)
+                return Preliminary(filled.end is End.ANSWER and filled.output_tokens >= beyond, notes)
         return Preliminary(False, notes)
     finally:
         client.close()
@@ -66,10 +66,6 @@ async def _answer(client: Client, endpoint: Endpoint, question: str, n_tokens: i
     outcome = await client.send(call_of(ask, endpoint, fills_length=fills, keep_text=True))
     check_answering(endpoint, outcome)
     return outcome
-
-
-def _n_tokens(outcome: Outcome) -> int:
-    return len(outcome.token_s) if outcome.completion_tokens is None else outcome.completion_tokens
 
 
 async def _checked(endpoint: Endpoint, outcome: Outcome) -> tuple[str, ...]:

@@ -82,10 +82,7 @@ def truth_of(script: Script, done: Done, due_s: float) -> Outcome:
 
 
 def summary(outcomes: Sequence[Outcome]) -> RunSummary:
-    samples = tuple(
-        Sample(o, "scripted", 100, len(o.token_s) if o.completion_tokens is None else o.completion_tokens)
-        for o in outcomes
-    )
+    samples = tuple(Sample(o, "scripted", 100, o.output_tokens) for o in outcomes)
     return summarise_run(RunResult(RunSpec(Nothing(), Load(1)), "openai-chat", "m", samples, "", 1.0))
 
 

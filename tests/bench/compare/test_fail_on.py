@@ -10,14 +10,14 @@ import pytest
 
 from localllm.bench.compare.change import Change
 from localllm.bench.compare.comparison import compare
-from localllm.bench.compare.fail_on import Outcome, change_text, interval_text, judged, parse_rules
+from localllm.bench.compare.fail_on import Ruling, change_text, interval_text, judged, parse_rules
 from localllm.bench.compare.read import cells_of
 from localllm.bench.measures import measure
 from localllm.errors import UsageError
 from tests.bench.compare import made_up
 
 
-def outcomes(a: Any, b: Any, text: str) -> list[Outcome]:
+def outcomes(a: Any, b: Any, text: str) -> list[Ruling]:
     rules = parse_rules(text)
     old, new = (cells_of(msgspec.json.encode(value), "x") for value in (a, b))
     return list(judged(rules, compare(old, new, also=[rule.measure for rule in rules]), [*old, *new]))

@@ -14,47 +14,12 @@ from typing import Any
 import pytest
 
 from localllm.bench.client.calls import Target
-from localllm.bench.serving.address import is_url, without_choice
 from localllm.bench.serving.asking import ask
 from localllm.bench.serving.endpoint import TokenCount, count_tokens, discover
 from localllm.bench.serving.spec import Api
 from localllm.errors import ServerUnreachable, UsageError
 from tests.bench.client.stand_in import Reply, Script, Seen
 from tests.bench.serving.rival import Rival, served
-
-
-@pytest.mark.parametrize(
-    ("text", "is_one"),
-    [
-        ("http://127.0.0.1:8080", True),
-        ("https://models.example/v1", True),
-        ("127.0.0.1:8080", True),
-        ("localhost:11434/v1", True),
-        ("localhost", True),
-        ("[::1]:8080", True),
-        ("10.0.0.7", True),
-        ("smollm2:135m", False),
-        ("qwen", False),
-        ("hf:org/repo:Q4_K_M", False),
-        ("./localhost.gguf", False),
-        ("models.example:8080", False),
-        ("[broken", False),
-        ("", False),
-    ],
-)
-def test_an_argument_is_a_server_or_a_model(text: str, is_one: bool) -> None:
-    assert is_url(text) is is_one
-
-
-def test_an_address_may_choose_a_model() -> None:
-    assert without_choice("http://h:1/v1?model=a%2Fb") == ("http://h:1/v1", "a/b")
-    assert without_choice("127.0.0.1:8080") == ("http://127.0.0.1:8080", None)
-
-
-@pytest.mark.parametrize("url", ["http://h?modell=x", "http://user:key@h"])
-def test_an_address_holds_nothing_else(url: str) -> None:
-    with pytest.raises(UsageError):
-        without_choice(url)
 
 
 def test_facts_of_a_server_are_kept_as_it_tells_them() -> None:

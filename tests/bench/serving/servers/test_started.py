@@ -14,7 +14,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from localllm.bench.serving.address import chosen
 from localllm.bench.serving.servers import process_tree
 from localllm.bench.serving.servers.given import GivenServer
 from localllm.bench.serving.servers.process_tree import ProcessTree
@@ -23,7 +22,7 @@ from localllm.bench.serving.servers.starting import Starting
 from localllm.errors import ModelRefused, ServerUnreachable, UsageError
 
 SCRIPT = Path(__file__).with_name("small_server.py")
-PROJECT = SCRIPT.parents[3]
+PROJECT = SCRIPT.parents[4]
 
 
 @pytest.fixture(autouse=True)
@@ -193,17 +192,7 @@ def test_a_key_is_sent_where_the_server_asks_for_one(tmp_path: Path) -> None:
         assert running.ready_s is not None
 
 
-def test_placeholders_are_filled_in_words_and_variables(tmp_path: Path) -> None:
-    command, variables = ("s", "-m={model}", "{port}", '{"a":1}'), {"HOST": "h:{port}"}
-    starting = Starting("x", command, model="/m", variables=variables, environment={"A": "{port}"})
-    assert starting.words(5) == ["s", "-m=/m", "5", '{"a":1}']
-    assert starting.whole_environment(5) == {"A": "{port}", "HOST": "h:5"}
-    assert Starting("x", command).whole_environment(5) == dict(os.environ)
-    assert Starting("x", ("localllm", "serve")).words(5) == [sys.executable, "-m", "localllm", "serve"]
-
-
 def test_the_model_that_is_meant_stands_in_the_url(tmp_path: Path) -> None:
-    assert chosen("http://h:1", "a/b c") == "http://h:1?model=a%2Fb%20c"
     with small(tmp_path, serves="small") as running:
         assert running.url.endswith("?model=small")
 

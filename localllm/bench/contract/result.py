@@ -20,7 +20,7 @@ _HIDDEN = "(not kept)"
 
 
 @dataclass(slots=True)
-class Outcome:
+class ContractResult:
     """What there is of a contract's result so far; its owner is the run of the contract."""
 
     contract: Contract
@@ -64,17 +64,17 @@ class Outcome:
 class _Compared:
     """Which candidates may be compared. `groups`: those of a model that may be ranked; `reasons`: why others not."""
 
-    def __init__(self, outcome: Outcome) -> None:
-        self._outcome = outcome
-        self.judge = Judge(outcome.standings, outcome.measured, cache(self._forbids))
+    def __init__(self, result: ContractResult) -> None:
+        self._result = result
+        self.judge = Judge(result.standings, result.measured, cache(self._forbids))
         self.groups: dict[str, list[Standing]] = {}
         self.differences: list[dict[str, Any]] = []
         self.reasons: list[str] = []
-        for model in outcome.contract.models:
-            group = [s for s in outcome.standings.values() if s.candidate.model is model and s.probes is not None]
+        for model in result.contract.models:
+            group = [s for s in result.standings.values() if s.candidate.model is model and s.probes is not None]
             if len(group) < 2:
                 continue
-            found = outcome.differences_of({s.candidate.name: s.probes for s in group})
+            found = result.differences_of({s.candidate.name: s.probes for s in group})
             self.differences += [{"model": model.name, **_difference(difference)} for difference in found]
             forbidding = [difference.sentence for difference in found if difference.forbids_ranking]
             if forbidding:
@@ -84,10 +84,10 @@ class _Compared:
 
     def _forbids(self, one: str, other: str) -> str:
         """Return why two candidates of one model cannot be put in a ratio: they do not do the same work."""
-        a, b = self._outcome.standings[one], self._outcome.standings[other]
+        a, b = self._result.standings[one], self._result.standings[other]
         if a.candidate.model is not b.candidate.model or a.probes is None or b.probes is None:
             return ""
-        found = self._outcome.differences_of({one: a.probes, other: b.probes})
+        found = self._result.differences_of({one: a.probes, other: b.probes})
         forbidding = [difference.sentence for difference in found if difference.forbids_ranking]
         return f"{one} and {other} cannot be compared: {' '.join(forbidding)}" if forbidding else ""
 
