@@ -11,13 +11,13 @@ from typing import Any
 from localllm.bench.client.calibrate import calibrate
 from localllm.bench.contract.models import FoundModel
 from localllm.bench.contract.terms import Candidate, Contract
-from localllm.bench.contract.tools import Differs, Runs
+from localllm.bench.contract.tools import Runs
 from localllm.bench.machine import fingerprint
 from localllm.bench.serving.address import chosen
 from localllm.bench.serving.driving import OnProgress
 from localllm.bench.serving.endpoint import Endpoint
 from localllm.bench.serving.preliminary import Preliminary, examine
-from localllm.bench.serving.probing.differences import differences
+from localllm.bench.serving.probing.differences import Difference, differences
 from localllm.bench.serving.probing.prober import probe
 from localllm.bench.serving.runner import Runner
 from localllm.bench.serving.servers.given import GivenServer
@@ -69,7 +69,7 @@ class RealTools:
         """Find out how a server answers, before anything is measured."""
         return examine(endpoint), probe(endpoint)
 
-    def differences(self, by_name: Mapping[str, Any]) -> Sequence[Differs]:
+    def differences(self, by_name: Mapping[str, Any]) -> Sequence[Difference]:
         """Return in which ways candidates answer differently."""
         return differences(by_name)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import Any
 
@@ -11,8 +11,8 @@ from localllm.bench.contract.measured import Measured, Standing
 from localllm.bench.contract.ranking import rankings
 from localllm.bench.contract.rules import Judge
 from localllm.bench.contract.terms import Cell, Contract
-from localllm.bench.contract.tools import Differs
 from localllm.bench.reports.document import plain
+from localllm.bench.serving.probing.differences import Difference
 
 VERSION = 1
 _SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
@@ -25,7 +25,7 @@ class ContractResult:
 
     contract: Contract
     standings: Mapping[str, Standing]
-    differences_of: Callable[[Mapping[str, Any]], Sequence[Differs]]
+    differences_of: Callable[[Mapping[str, Any]], Sequence[Difference]]
     measured: Measured = field(default_factory=Measured)
     fingerprint: dict[str, Any] = field(default_factory=dict)
     calibration: Any = None
@@ -75,7 +75,7 @@ class _Compared:
             if len(group) < 2:
                 continue
             found = result.differences_of({s.candidate.name: s.probes for s in group})
-            self.differences += [{"model": model.name, **_difference(difference)} for difference in found]
+            self.differences += [{"model": model.name, **asdict(difference)} for difference in found]
             forbidding = [difference.sentence for difference in found if difference.forbids_ranking]
             if forbidding:
                 self.reasons.append(f"{model.name}: not ranked. {' '.join(forbidding)}")
@@ -90,14 +90,6 @@ class _Compared:
         found = self._result.differences_of({one: a.probes, other: b.probes})
         forbidding = [difference.sentence for difference in found if difference.forbids_ranking]
         return f"{one} and {other} cannot be compared: {' '.join(forbidding)}" if forbidding else ""
-
-
-def _difference(difference: Differs) -> dict[str, Any]:
-    return {
-        "what": difference.what,
-        "sentence": difference.sentence,
-        "forbids_ranking": difference.forbids_ranking,
-    }
 
 
 def _candidate(standing: Standing) -> dict[str, Any]:

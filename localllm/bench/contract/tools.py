@@ -10,6 +10,7 @@ from localllm.bench.contract.terms import Candidate
 from localllm.bench.serving.driving import OnProgress
 from localllm.bench.serving.endpoint import Endpoint
 from localllm.bench.serving.preliminary import Preliminary
+from localllm.bench.serving.probing.differences import Difference
 from localllm.bench.serving.result import RunResult
 from localllm.bench.serving.servers.running import Running
 from localllm.bench.serving.spec import RunSpec
@@ -29,19 +30,6 @@ class Runs(Protocol):
     def stop(self) -> None: ...
 
 
-class Differs(Protocol):
-    """One way in which candidates answer differently: `serving.probing.differences.Difference`."""
-
-    @property
-    def what(self) -> str: ...
-
-    @property
-    def sentence(self) -> str: ...
-
-    @property
-    def forbids_ranking(self) -> bool: ...
-
-
 class Tools(Protocol):
     """What a contract is measured with. Probes are what `examine` found: only `differences` looks into them."""
 
@@ -57,7 +45,7 @@ class Tools(Protocol):
         """Find out how a candidate answers, before anything is measured."""
         ...
 
-    def differences(self, by_name: Mapping[str, Any]) -> Sequence[Differs]:
+    def differences(self, by_name: Mapping[str, Any]) -> Sequence[Difference]:
         """Return in which ways candidates answer differently, by their probes."""
         ...
 

@@ -14,6 +14,7 @@ from localllm.bench.contract.terms import Candidate, Contract
 from localllm.bench.machine.resources import Resources
 from localllm.bench.serving.endpoint import Endpoint
 from localllm.bench.serving.preliminary import Preliminary
+from localllm.bench.serving.probing.differences import Difference
 from localllm.bench.serving.result import RunResult, Sample
 from localllm.bench.serving.spec import RunSpec
 from localllm.errors import LocalLLMError
@@ -44,15 +45,6 @@ def contract(text: str = "", *, rounds: int = 2, head: str = TWO) -> Contract:
     """Return a contract of A and B at chat, with further text."""
     data = (head.format(rounds=rounds) + text).encode()
     return parse_contract(data, source="contract.toml", folder=Path("/nowhere"))
-
-
-@dataclass(frozen=True)
-class Differs:
-    """One way in which candidates differ."""
-
-    what: str
-    sentence: str
-    forbids_ranking: bool
 
 
 @dataclass
@@ -88,7 +80,7 @@ class FakeTools:
     unsupported: Mapping[str, str] = field(default_factory=dict)
     fails: Callable[[str, int], LocalLLMError | None] = lambda name, n: None
     fills: Mapping[str, bool] = field(default_factory=dict)
-    differ: Sequence[Differs] = ()
+    differ: Sequence[Difference] = ()
     on_run: Callable[[FakeRuns, int], None] = lambda runs, n: None
     dies: Callable[[str, int], bool] = lambda name, n: False
     log: list[str] = field(default_factory=list)
@@ -119,7 +111,7 @@ class FakeTools:
         self.log.append(f"examine {endpoint.model}")
         return Preliminary(self.fills.get(endpoint.model, True)), {"of": endpoint.model}
 
-    def differences(self, by_name: Mapping[str, Any]) -> Sequence[Differs]:
+    def differences(self, by_name: Mapping[str, Any]) -> Sequence[Difference]:
         """Return what was scripted, where there are two to compare."""
         return self.differ if len(by_name) > 1 else ()
 

@@ -8,8 +8,9 @@ import pytest
 
 from localllm.bench.contract.ranking import TOO_FEW
 from localllm.bench.contract.run import ContractRun
+from localllm.bench.serving.probing.differences import Difference
 from localllm.errors import ServerUnreachable, UsageError
-from tests.bench.contract.stand_ins import TWO, Differs, FakeRuns, FakeTools, Listener, cancelling, contract
+from tests.bench.contract.stand_ins import TWO, FakeRuns, FakeTools, Listener, cancelling, contract
 
 RULE = """
 [[rule]]
@@ -157,7 +158,7 @@ def test_fewer_than_five_rounds_tell_nobody_apart() -> None:
 
 
 def test_a_difference_that_forbids_it_leaves_no_ranking_and_no_ratio() -> None:
-    tools = FakeTools(differ=(Differs("prompt tokens", "A counts 7 tokens where B counts 9.", True),))
+    tools = FakeTools(differ=(Difference("prompt tokens", "A counts 7 tokens where B counts 9.", True),))
     text = RULE.format(candidate="A", measure="ttft_p50") + 'over = "B"\nat_most = 2'
     document, _ = measured(tools, text, rounds=5)
     assert document["ranking"] is None
@@ -176,7 +177,7 @@ def test_a_difference_that_forbids_it_leaves_no_ranking_and_no_ratio() -> None:
 
 
 def test_a_difference_that_does_not_forbid_it_is_told_beside_the_ranking() -> None:
-    tools = FakeTools(differ=(Differs("default temperature", "A says 0.8, B 1.0.", False),))
+    tools = FakeTools(differ=(Difference("default temperature", "A says 0.8, B 1.0.", False),))
     document, _ = measured(tools)
     assert document["ranking"] is not None
     assert len(document["differences"]) == 1
