@@ -13,9 +13,9 @@ from localllm.bench.contract.rules import Judge
 from localllm.bench.contract.terms import Cell, Contract
 from localllm.bench.reports.document import plain
 from localllm.bench.serving.probing.differences import Difference
+from localllm.bench.serving.servers.starting import is_secret
 
 VERSION = 1
-_SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 _HIDDEN = "(not kept)"
 
 
@@ -123,10 +123,7 @@ def _without_secrets(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the contract as written, without the values of variables that look like keys: results are passed on."""
 
     def shown(variables: Mapping[str, str]) -> dict[str, str]:
-        return {
-            name: _HIDDEN if any(word in name.upper() for word in _SECRET_WORDS) else value
-            for name, value in variables.items()
-        }
+        return {name: _HIDDEN if is_secret(name) else value for name, value in variables.items()}
 
     candidates = [
         {**each, "variables": shown(each["variables"])} if "variables" in each else each

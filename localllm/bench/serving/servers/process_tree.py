@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import subprocess
 import tempfile
@@ -16,11 +15,12 @@ from typing import IO
 
 import psutil
 
+from localllm.bench.serving.servers.starting import is_secret
+
 MARK = "LOCALLLM_BENCH_MARK"
 """Set in the environment of what is started: who has its value was started by that."""
 TERMINATE_S = 15.0
 CHILDREN_S = 2.0
-_SECRET = re.compile(r"TOKEN|SECRET|PASSW|API_?KEY|_KEY$", re.IGNORECASE)
 _LEAST_SECRET = 8
 """Characters: a shorter one would be found in ordinary words."""
 _GUARD = 'read ended || { kill -s TERM -- "-$0"; sleep 2; kill -s KILL -- "-$0"; }'
@@ -180,7 +180,7 @@ class ProcessTree:
 
 def _secrets_in(environment: Mapping[str, str]) -> list[str]:
     """Return what the environment holds under names of secrets; the longest first, as one may hold another."""
-    found = {value for name, value in environment.items() if _SECRET.search(name) and len(value) >= _LEAST_SECRET}
+    found = {value for name, value in environment.items() if is_secret(name) and len(value) >= _LEAST_SECRET}
     return sorted(found, key=len, reverse=True)
 
 

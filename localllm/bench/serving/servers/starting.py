@@ -12,6 +12,7 @@ from pathlib import Path
 READY_TIMEOUT_S = 600.0
 PLACEHOLDERS = ("port", "model")
 OURS = "localllm"
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW", re.IGNORECASE)
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 
 
@@ -60,3 +61,8 @@ class Starting:
 def placeholders(words: Sequence[str]) -> list[str]:
     """Return the names in braces in a command, known ones or not."""
     return [name for word in words for name in _PLACEHOLDER.findall(word)]
+
+
+def is_secret(variable: str) -> bool:
+    """Say whether a variable's name says that its value is not to be shown."""
+    return _SECRET.search(variable) is not None
