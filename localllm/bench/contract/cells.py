@@ -11,7 +11,7 @@ from localllm.bench.contract.tables import ContractTable, WorkloadTable
 from localllm.bench.contract.terms import Cell
 from localllm.bench.measures import Measure, measure
 from localllm.bench.serving.spec import Cache, Load
-from localllm.bench.serving.wishes import split_cache
+from localllm.bench.serving.spelling import load_at, split_cache
 from localllm.bench.slo import Slo, parse_slo
 from localllm.bench.workloads.ask import Workload
 from localllm.bench.workloads.parse import parse_workload
@@ -101,9 +101,10 @@ def _rate(rate: float | str) -> Load:
     found = _RATE.fullmatch(rate.strip()) if isinstance(rate, str) else None
     rate_per_s = float(found[1]) if found else rate if isinstance(rate, (int, float)) else 0.0
     shape = float(found[2]) if found and found[2] else 1.0
-    if not (0.001 <= rate_per_s <= 100_000 and 0.01 <= shape <= 100):
-        raise UsageError(f"{rate!r} is no rate of requests a second.", 'rate = [0.5, "2:gamma=0.5"]')
-    return Load(rate_per_s=float(rate_per_s), shape=shape)
+    try:
+        return load_at(float(rate_per_s), shape)
+    except UsageError:
+        raise UsageError(f"{rate!r} is no rate of requests a second.", 'rate = [0.5, "2:gamma=0.5"]') from None
 
 
 def _by(table: WorkloadTable, load: Load, slo: Slo | None, place: Place) -> Measure:

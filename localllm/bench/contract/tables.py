@@ -6,12 +6,14 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta, Struct
 
+from localllm.bench.serving.spelling import MAX_CLIENTS
+
 VERSION = 1
 
 Text: TypeAlias = Annotated[str, Meta(min_length=1)]
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=80)]
 Requests: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000)]
-Clients: TypeAlias = Annotated[int, Meta(ge=1, le=4096)]
+Clients: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_CLIENTS)]
 Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=86_400)]
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from localllm.bench.serving.series import Loads
 from localllm.bench.serving.spec import Cache, Load, RunSpec
-from localllm.bench.serving.wishes import parse_loads, split_cache
+from localllm.bench.serving.spelling import parse_loads, split_cache
 from localllm.bench.slo import parse_slo
 from localllm.bench.workloads.parse import parse_workload
 from localllm.cli.bench.options import RunFlags

@@ -1,4 +1,4 @@
-"""Reads how a workload, its cache protocols and its loads are written on a command line."""
+"""How cache protocols and loads are spelled, on a command line and in contracts."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from localllm.bench.serving.sweep import Sweep
 from localllm.errors import UsageError
 
 MAX_CLIENTS = 4096
+RATES_PER_S = (0.001, 100_000.0)
+SHAPES = (0.01, 100.0)
 _CACHE = re.compile(r"(?:^|(?<=[:,]))cache=([^,]*)(?:,|$)")
 _GAMMA = re.compile(r":gamma=([^:]*)$")
 
@@ -58,7 +60,15 @@ def _rates(text: str) -> Loads:
     if text == "sweep":
         return Loads(sweep=Sweep.RATES, shape=shape)
     rates = [_positive(part, "--rate takes requests a second") for part in text.split(",")]
-    return Loads(tuple(dict.fromkeys(Load(rate_per_s=rate, shape=shape) for rate in rates)))
+    return Loads(tuple(dict.fromkeys(load_at(rate, shape) for rate in rates)))
+
+
+def load_at(rate_per_s: float, shape: float = 1.0) -> Load:
+    """Return arrivals at a rate. Raises UsageError where no run could keep it, or its bursts."""
+    for value, what, (least, most) in ((rate_per_s, "A rate", RATES_PER_S), (shape, "A gamma shape", SHAPES)):
+        if not least <= value <= most:
+            raise UsageError(f"{what} of arrivals is {least:g} to {most:g}, not {value:g}.", "--rate 2:gamma=0.5")
+    return Load(rate_per_s=rate_per_s, shape=shape)
 
 
 def _clients(text: str) -> int:

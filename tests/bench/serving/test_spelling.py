@@ -6,8 +6,8 @@ import pytest
 
 from localllm.bench.serving.series import Loads
 from localllm.bench.serving.spec import Cache, Load
+from localllm.bench.serving.spelling import parse_loads, split_cache
 from localllm.bench.serving.sweep import Sweep
-from localllm.bench.serving.wishes import parse_loads, split_cache
 from localllm.errors import UsageError
 
 
@@ -75,3 +75,9 @@ def test_cold_and_warm_are_the_default_but_for_many_rates() -> None:
     both = (Cache.COLD, Cache.WARM)
     assert loads().caches() == loads("1,2").caches() == loads("sweep").caches() == loads(rate="2").caches() == both
     assert loads(rate="1,2").caches() == loads(rate="sweep").caches() == (Cache.COLD,)
+
+
+@pytest.mark.parametrize("rate", ["1e9", "1e-6", "2:gamma=1000"])
+def test_a_rate_that_no_run_could_keep_is_refused(rate: str) -> None:
+    with pytest.raises(UsageError, match="of arrivals is"):
+        parse_loads(None, rate, is_trace=False)
