@@ -25,9 +25,9 @@ HOW = (
     "Percentiles are interpolated linearly. Throughput is over the time from when the first request was due to the "
     "last end. Goodput is the share of all requests that got a proper answer with each limited latency within its "
     "limit.",
-    "cold: every request begins with text of its own, so nothing of it was computed before. warm: what a request "
-    "shares with others was sent before, its own end was not. restart: as warm, and the server was stopped and "
-    "started in between.",
+    "cold: every request begins with text of its own, so nothing of it was computed before. warm: what a session "
+    "begins with was sent before, and its later turns find what the turns before them left. restart: what every "
+    "request begins with was sent before, then the server was stopped and started.",
     "Closed loop (concurrency): so many clients, each sending its next request when its last was answered. Open loop "
     "(rate): requests come at planned times whatever became of those before.",
     "One client measures every server: it notes when each piece was read from the socket and decodes after the answer "

@@ -176,7 +176,7 @@ class Run:
             kept.tell(began_s)
             if not self._stop.is_set():
                 await self._send_counted(kept)
-            self._client_cpu_s = time.process_time() - began_cpu_s
+            self._client_cpu_s = time.process_time() - began_cpu_s - watch.cost_s
             self._elapsed_s = time.perf_counter() - began_s
         self._resources = watch.found()
 

@@ -34,7 +34,8 @@ class Sample:
 class RunResult:
     """One run on one endpoint.
 
-    `began_at`: UTC, ISO 8601. `client_cpu_s`: CPU time of this process while it ran. `token_source`:
+    `began_at`: UTC, ISO 8601. `client_cpu_s`: CPU time of this process while it ran, but
+    for that of watching the server. `token_source`:
     "usage", "server tokenizer", "local tokenizer" or "pieces". `unsupported`: why the endpoint
     cannot do this workload; nothing is counted then. `partial`: it was ended early. `ready_s`: from the
     server's last start until it answered, where it was started here.
