@@ -34,7 +34,8 @@ class LoadConfig:
 
     `ctx` in tokens, None = auto (sized by the caller's `need_tokens`, else by the model and memory).
     `gpu` counts layers on the device. `parallel` sequences run at once; `retained` finished ones
-    keep their KV on the device. Raises: UsageError naming the field that is out of its range.
+    keep their KV on the device. `deterministic`: equal requests get answers equal to the last bit,
+    whatever else runs and whatever is cached. Raises: UsageError naming the field that is out of its range.
     """
 
     ctx: int | None = None
@@ -45,6 +46,7 @@ class LoadConfig:
     template: Path | None = None
     parallel: int = 1
     retained: int = 1
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         if self.ctx is not None:
@@ -71,6 +73,31 @@ def _check_count(name: str, value: Any, low: int, high: int, others: str = "") -
 
 
 @dataclass(frozen=True, slots=True)
+class TierConfig:
+    """Where KV is kept once it leaves the device. Sizes in bytes, ages in seconds.
+
+    `ram_bytes`: of one loaded model; None = a quarter of the memory that is available, 0 = no RAM tier.
+    `disk_dir` "" = nothing goes to disk. `disk_bytes`: of all models in that folder together.
+    `disk_daily_bytes`: written a day, by all processes together. `disk_age_s`: unused for that long, it goes.
+    """
+
+    ram_bytes: int | None = None
+    disk_dir: str = ""
+    disk_bytes: int = 0
+    disk_daily_bytes: int = 32 << 30
+    disk_age_s: float = 7 * 86_400.0
+    block_tokens: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("ram_bytes", "disk_bytes", "disk_daily_bytes"):
+            if getattr(self, name) is not None:
+                _check_count(name, getattr(self, name), 0, 2**62)
+        _check_count("block_tokens", self.block_tokens, 1, _MAX_COUNT)
+        if not self.disk_age_s > 0:
+            raise UsageError(f"disk_age_s must be above 0; got {self.disk_age_s!r}.", "leave disk_age_s out")
+
+
+@dataclass(frozen=True, slots=True)
 class RuntimeConfig:
     """How the loop spends time and room.
 
@@ -79,6 +106,7 @@ class RuntimeConfig:
     floor that lets a newcomer always advance. `max_waiting`: beyond it, QueueFull. `max_running`:
     sequences at work at once, None = as many as there are slots. `fixed_chunks`: chunks end where
     they would on any machine, whatever steps cost: for answers that are compared to the last digit.
+    `tiers`: where KV is kept once it leaves the device.
     """
 
     itl_target_s: float = 0.2
@@ -88,6 +116,7 @@ class RuntimeConfig:
     min_wait_prefix_tokens: int = 32
     max_running: int | None = None
     fixed_chunks: bool = False
+    tiers: TierConfig = TierConfig()
 
     def __post_init__(self) -> None:
         for name in ("min_chunk_tokens", "max_waiting", "min_wait_prefix_tokens"):

@@ -51,6 +51,9 @@ class EngineSpec:
     of one `embed` (all of a text where the model is not causal). `max_rollback_tokens`: None = any,
     K, or 0 = no drafts. `copy_shares_memory`: a copied prefix costs no cells.
     `ragged_rows`: slots may bring different numbers of rows to one forward.
+    `pool_is_host_memory`: the cells lie in the memory that the RAM tier would use.
+    `cut_tokens`: a prefix is only reused up to a multiple of it, and never beyond the prompt it was computed
+    for (bit-identical engines); 0 = anywhere that `prefix_rule` allows.
     `fingerprint`: everything that decides KV bytes (model hash, build, KV types, rope, ...).
     """
 
@@ -71,6 +74,8 @@ class EngineSpec:
     kv_types: tuple[str, str] = ("f16", "f16")
     adapters: tuple[str, ...] = ()
     has_hidden_states: bool = False
+    pool_is_host_memory: bool = True
+    cut_tokens: int = 0
     fingerprint: str = ""
 
 

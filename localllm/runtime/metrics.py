@@ -9,14 +9,18 @@ from dataclasses import dataclass
 class RuntimeStats:
     """Counters since the start and gauges of now. Written by the engine's thread only.
 
-    `n_retained_slots` and `used_cells` are gauges. `pool_use_at_first_refusal` is the share of
+    `n_prompt_tokens_*` split prompt tokens by where their KV came from: computed, or the tier that held it.
+    `n_retained_slots`, `used_cells` and `retained_cells` (held by retained slots alone) are gauges.
+    `pool_use_at_first_refusal` is the share of
     cells in use (0..1) when room was first short, None while it never was.
     """
 
     n_steps: int = 0
     n_rows: int = 0
     n_prompt_tokens_computed: int = 0
-    n_prompt_tokens_cached: int = 0
+    n_prompt_tokens_device: int = 0
+    n_prompt_tokens_ram: int = 0
+    n_prompt_tokens_disk: int = 0
     n_generated_tokens: int = 0
     n_embedded_texts: int = 0
     n_embedded_tokens: int = 0
@@ -30,4 +34,15 @@ class RuntimeStats:
     n_waiting: int = 0
     n_retained_slots: int = 0
     used_cells: int = 0
+    retained_cells: int = 0
+    n_exported_blocks: int = 0
+    export_s: float = 0.0
+    n_restored_blocks: int = 0
+    restore_s: float = 0.0
+    n_refused_blocks: int = 0  # whole bytes that the engine would not take back
     pool_use_at_first_refusal: float | None = None
+
+    @property
+    def n_prompt_tokens_cached(self) -> int:
+        """Prompt tokens whose KV was held somewhere."""
+        return self.n_prompt_tokens_device + self.n_prompt_tokens_ram + self.n_prompt_tokens_disk

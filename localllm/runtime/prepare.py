@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, get_args
 
 from localllm.errors import ContextOverflow, UsageError
 from localllm.models.chat_template import ChatTemplate, Encoded
@@ -27,6 +27,7 @@ from localllm.runtime.types import (
     MAX_PRIORITY,
     MAX_SEED,
     MAX_TOP_LOGPROBS,
+    CacheUse,
     EmbeddingRequest,
     GenerationOptions,
     Request,
@@ -69,7 +70,10 @@ def prepare(request: Request, model: ModelFacts, spec: EngineSpec, stream: Event
         max_tokens=_answer_limit(n_prompt, options.max_tokens, model, spec),
         stream=stream,
         timeline=timeline,
-        reuse_prefix=options.reuse_prefix,
+        reuse_prefix=options.reuse_prefix and options.cache != "off",
+        cache=options.cache,
+        is_private=options.is_private,
+        root=("", options.salt),
     )
     vocabulary = model.tokenizer.vocabulary
     run.sequences = [
@@ -151,10 +155,12 @@ def _checked_options(options: GenerationOptions, model: ModelFacts) -> Sampling:
     _check_sender(options)
     if options.max_tokens is not None and options.min_tokens > options.max_tokens:
         raise UsageError("min_tokens is above max_tokens.", "lower min_tokens", field="min_tokens")
-    for name in ("ignore_eos", "reuse_prefix"):
+    for name in ("ignore_eos", "reuse_prefix", "is_private"):
         value = getattr(options, name)
         if not isinstance(value, bool):
             raise UsageError(f"{name} must be true or false; got {value!r}.", f"change {name}", field=name)
+    if options.cache not in get_args(CacheUse):
+        raise UsageError(f"cache must be on, off or pin; got {options.cache!r}.", "leave cache out", field="cache")
     return resolve(model.sampling, options.sampling)
 
 

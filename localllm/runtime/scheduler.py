@@ -124,7 +124,7 @@ class Scheduler:
                 sequence.phase = Phase.PREFILL
         for sequence in plan.admitted:
             if sequence.run.timeline.admitted_s is None:
-                self.stats.n_prompt_tokens_cached += sequence.n_computed
+                self.stats.n_prompt_tokens_device += sequence.n_computed
             sequence.run.admit(sequence.n_computed)
         if plan.admitted:
             self._publish()  # before a prefill that may take seconds

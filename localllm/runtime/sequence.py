@@ -16,11 +16,12 @@ from enum import Enum
 from localllm.runtime import events
 from localllm.runtime.detokenizer import Detokenizer
 from localllm.runtime.events import Event, FinishReason, TokenLogprob
+from localllm.runtime.kv.blocks import NO_ROOT, Root
 from localllm.runtime.sampler import Sampler
 from localllm.runtime.slots import Slot
 from localllm.runtime.stop import StopMatcher
 from localllm.runtime.stream import EventSink
-from localllm.runtime.types import Tokens
+from localllm.runtime.types import CacheUse, Tokens
 
 
 class Phase(Enum):
@@ -65,7 +66,8 @@ class RequestRun:
     """One request at work: its choices or its texts to embed, where its events go, and what it has cost so far.
 
     `is_lone`: it runs while nothing else does. May be set until it is queued. `reuse_prefix` False: its
-    prompt is computed once for its choices, whatever is held of it.
+    prompt is computed once for its choices, whatever is held of it. `cache`, `is_private`: as in the options;
+    `root`: what its KV may be shared with.
     """
 
     request_id: str
@@ -77,6 +79,9 @@ class RequestRun:
     timeline: Timeline
     is_lone: bool = False
     reuse_prefix: bool = True
+    cache: CacheUse = "on"
+    is_private: bool = False
+    root: Root = NO_ROOT
     sequences: list[Sequence] = field(default_factory=list)
     embedding: Embedding | None = None
     outbox: list[Event] = field(default_factory=list)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 Tokens: TypeAlias = Sequence[int]
 """Token ids of one sequence, in order: shape [n_tokens]."""
 
 Message: TypeAlias = Mapping[str, Any]
 """One chat turn in OpenAI's shape: role, content (str, None or parts), tool_calls, tool_call_id, ..."""
+
+CacheUse: TypeAlias = Literal["on", "off", "pin"]
 
 MAX_SEED = 2**64 - 1
 MAX_CHOICES = 16
@@ -26,7 +28,9 @@ class GenerationOptions:
     `sampling` holds only what the caller set, keyed by the field names of `sampling_params.Sampling`;
     the rest comes from the model's defaults. `max_tokens` None = what is left of the context.
     `logprobs` None = none, k = the chosen token's and the k best alternatives' at each position.
-    `reuse_prefix` False = the prompt is computed, whatever is held of it.
+    `reuse_prefix` False = the prompt is computed, whatever is held of it. `cache`: "off" = nothing that is
+    held is used, and nothing is kept; "pin" = what is computed is kept until the caches are cleared.
+    `is_private`: nothing of the request is written to disk. `salt`: requests of different salts share no KV.
     """
 
     max_tokens: int | None = None
@@ -38,6 +42,9 @@ class GenerationOptions:
     logprobs: int | None = None
     ignore_eos: bool = False
     reuse_prefix: bool = True
+    cache: CacheUse = "on"
+    is_private: bool = False
+    salt: str = ""
     priority: int = 0
     client: str = ""
 

@@ -49,6 +49,7 @@ _E2E: Final = "localllm_e2e_request_latency_seconds"
 
 # family, kind, what it tells, and per sample: further labels and the names of the counters that it adds up.
 _Samples = tuple[tuple[Mapping[str, str], tuple[str, ...]], ...]
+_CACHED: Final = ("n_prompt_tokens_device", "n_prompt_tokens_ram", "n_prompt_tokens_disk")
 _WORKER: Final[tuple[tuple[str, histograms.Kind, str, _Samples], ...]] = (
     ("localllm_requests_running", "gauge", "Sequences at work.", (({}, ("n_running",)),)),
     ("localllm_requests_waiting", "gauge", "Sequences waiting for admission.", (({}, ("n_waiting",)),)),
@@ -58,7 +59,9 @@ _WORKER: Final[tuple[tuple[str, histograms.Kind, str, _Samples], ...]] = (
         "Prompt tokens since the worker started, by where their KV came from.",
         (
             ({"source": "computed"}, ("n_prompt_tokens_computed",)),
-            ({"source": "device"}, ("n_prompt_tokens_cached",)),
+            ({"source": "device"}, ("n_prompt_tokens_device",)),
+            ({"source": "ram"}, ("n_prompt_tokens_ram",)),
+            ({"source": "disk"}, ("n_prompt_tokens_disk",)),
         ),
     ),
     (
@@ -83,13 +86,13 @@ _WORKER: Final[tuple[tuple[str, histograms.Kind, str, _Samples], ...]] = (
         "localllm_prefix_cache_queries_tokens_total",
         "counter",
         "Prompt tokens that were looked up in the prefix cache.",
-        (({}, ("n_prompt_tokens_computed", "n_prompt_tokens_cached")),),
+        (({}, ("n_prompt_tokens_computed", *_CACHED)),),
     ),
     (
         "localllm_prefix_cache_hits_tokens_total",
         "counter",
         "Prompt tokens that the prefix cache held.",
-        (({}, ("n_prompt_tokens_cached",)),),
+        (({}, _CACHED),),
     ),
     (
         "localllm_spec_draft_tokens_total",

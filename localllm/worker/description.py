@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from localllm.errors import UsageError
 from localllm.models.kv_types import ALL_TYPES, KvTypes
-from localllm.runtime.config import LoadConfig, RuntimeConfig
+from localllm.runtime.config import LoadConfig, RuntimeConfig, TierConfig
 
 if TYPE_CHECKING:
     from localllm.runtime.service import Service
@@ -97,19 +97,22 @@ def config_from_wire(wire: Mapping[str, Any]) -> LoadConfig:
 
 def runtime_to_wire(config: RuntimeConfig) -> dict[str, Any]:
     """Return runtime settings as builtins."""
-    return _values(config)
+    return {**_values(config), "tiers": _values(config.tiers)}
 
 
 def runtime_from_wire(wire: Mapping[str, Any]) -> RuntimeConfig:
     """Return the runtime settings. Raises UsageError for what are none."""
-    return _build(RuntimeConfig, dict(wire))
+    values = dict(wire)
+    if isinstance(values.get("tiers"), Mapping):
+        values["tiers"] = _build(TierConfig, values["tiers"])
+    return _build(RuntimeConfig, values)
 
 
-def _values(config: LoadConfig | RuntimeConfig) -> dict[str, Any]:
+def _values(config: LoadConfig | RuntimeConfig | TierConfig) -> dict[str, Any]:
     return {field.name: getattr(config, field.name) for field in fields(config)}
 
 
-def _build(kind: type[T], values: dict[str, Any]) -> T:
+def _build(kind: type[T], values: Mapping[str, Any]) -> T:
     try:
         return kind(**values)
     except TypeError:

@@ -129,7 +129,7 @@ def test_what_workers_count_is_told_by_model() -> None:
         "n_running": 3,
         "n_waiting": 5,
         "n_prompt_tokens_computed": 70,
-        "n_prompt_tokens_cached": 30,
+        "n_prompt_tokens_device": 30,
         "n_generated_tokens": 40,
         "n_accepted_draft_tokens": 2,
         "n_rejected_draft_tokens": 6,
