@@ -73,12 +73,24 @@ class ChatTemplate:
         self._specials = specials
         self._lock = threading.Lock()
         self._compiled: tuple[Sandbox, Template, Spellings] | None = None
+        self._days_back = 0
         self._arguments_as_text = bool(_TAKES_TEXT.search(source)) and not _WANTS_OBJECT.search(source)
 
     @property
     def takes_tools(self) -> bool:
         """Say whether tools that are given reach the prompt at all."""
         return "tools" in self._source
+
+    @property
+    def tells_date(self) -> bool:
+        """Say whether what it writes may depend on the day."""
+        return "strftime_now" in self._source
+
+    def as_of(self, days_back: int) -> ChatTemplate:
+        """Return this template as it was `days_back` days ago."""
+        then = ChatTemplate(self._source, specials=self._specials, bos=self._bos, eos=self._eos, limits=self._limits)
+        then._days_back = days_back
+        return then
 
     def render(
         self,
@@ -137,7 +149,7 @@ class ChatTemplate:
         n_bytes = len(self._source.encode("utf-8", "surrogatepass"))
         if n_bytes > MAX_SOURCE_BYTES:
             raise _unusable(f"it has {n_bytes} bytes; at most {MAX_SOURCE_BYTES} are read")
-        sandbox = Sandbox(self._limits)
+        sandbox = Sandbox(self._limits, self._days_back)
         try:
             code = sandbox.compile(self._source)
             template = Template.from_code(sandbox, code, sandbox.make_globals(None))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -341,3 +342,22 @@ def _cpu_s(work: Any) -> float:
     start = time.thread_time()
     work()
     return time.thread_time() - start
+
+
+# What depends on the day
+
+
+def test_a_template_as_of_another_day_writes_that_day() -> None:
+    source = "{% if strftime_now is defined %}{{ strftime_now('%Y-%m-%d') }}{% endif %}"
+    today = ChatTemplate(source, specials=SPECIALS, bos=BOS, eos=EOS)
+    written = [
+        date.fromisoformat(template.render(({"role": "user", "content": "hi"},), max_chars=100).plain)
+        for template in (today, today.as_of(1), today.as_of(40), today)
+    ]
+    if written[0] == written[3]:  # else midnight passed
+        assert [(written[0] - day).days for day in written] == [0, 1, 40, 0]
+    assert today.tells_date and today.as_of(1).tells_date
+
+
+def test_a_template_without_a_date_says_so() -> None:
+    assert not ChatTemplate(CHATML, specials=SPECIALS).tells_date

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, NoReturn
 
 from jinja2 import tests as stock_tests
@@ -111,8 +111,8 @@ TESTS: Mapping[str, Callable[..., Any]] = {
 }
 
 
-def functions(env: MeteredEnvironment) -> dict[str, Callable[..., Any]]:
-    """Return the functions that a template may call by name."""
+def functions(env: MeteredEnvironment, days_back: int = 0) -> dict[str, Callable[..., Any]]:
+    """Return the functions that a template may call by name; to them it is `days_back` days ago."""
 
     def numbers(*args: int) -> range:
         made = range(*args)
@@ -134,7 +134,7 @@ def functions(env: MeteredEnvironment) -> dict[str, Callable[..., Any]]:
     def strftime_now(pattern: str) -> str:
         if len(pattern) > _MAX_FORMAT:
             raise OverBudget(f"it formats a date by more than {_MAX_FORMAT} characters")
-        return whole(datetime.now().strftime(pattern), pattern)
+        return whole((datetime.now() - timedelta(days=days_back)).strftime(pattern), pattern)
 
     return {
         "range": numbers,

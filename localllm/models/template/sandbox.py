@@ -52,7 +52,7 @@ class Sandbox(MeteredEnvironment):
     code_generator_class = CountingGenerator
     intercepted_binops = frozenset({"+", "-", "*", "/", "//", "**", "%"})
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, days_back: int = 0) -> None:
         super().__init__(
             limits,
             trim_blocks=True,
@@ -63,7 +63,7 @@ class Sandbox(MeteredEnvironment):
         )
         self.filters = dict(filters.FILTERS)
         self.tests = dict(TESTS)
-        self.globals: Any = functions(self)
+        self.globals: Any = functions(self, days_back)
         self._functions = frozenset(map(id, self.globals.values()))
 
     def render(self, template: Template, variables: Mapping[str, Any], max_chars: int) -> str:
