@@ -143,7 +143,7 @@ class FakeEngine:
         self.computed: list[tuple[int, int]] = []  # (slot, position) of every row ever run
         self.broken: list[str] = []
         self.n_no_room = 0
-        self.n_checkpoints = 0
+        self.n_checkpoints = self.n_exported = self.n_restored = 0
         self.closed = False
         self._script = script
         self._noise = np.random.default_rng(7).normal(0, noise, (64, spec.n_vocab)).astype(np.float32)
@@ -183,8 +183,8 @@ class FakeEngine:
             case Clear(slot):
                 self.slots[slot] = FakeSlot()
                 return EditResult(0)
-            case Restore(slot, start, blob):
-                return self._restore(self.slots[slot], start, blob)
+            case Restore():
+                return self._restore(self.slots[edit.slot], edit)
             case Rewind(slot, checkpoint, n_tokens):
                 return self._rewind(self.slots[slot], checkpoint, n_tokens)
 
@@ -228,10 +228,26 @@ class FakeEngine:
         elif self.spec.prefix_rule is PrefixRule.CHECKPOINT:
             self._check(n_tokens == len(slot.tokens), "a state that cannot be cut is cut")
 
-    def _restore(self, slot: FakeSlot, start: int, blob: bytes) -> EditResult:
-        if len(slot.tokens) == start:
-            slot.tokens += np.frombuffer(blob, np.int32).tolist()
-            slot.cells += self._new_cells(len(slot.tokens) - start)
+    def _restore(self, slot: FakeSlot, edit: Restore) -> EditResult:
+        if len(slot.tokens) != edit.start:
+            return EditResult(len(slot.tokens), slot.first_held, EditOutcome.NO_ROOM)
+        start, n_missing, *tokens = np.frombuffer(edit.blob, np.int32).tolist()
+        self._check(start == edit.start, "a block is put back elsewhere than where it was")
+        self._check(self.spec.export_unit is ExportUnit.BLOCK or start == 0, "a whole state is put after another")
+        if self._refuses(edit):
+            slot.is_short = True
+            return EditResult(len(slot.tokens), slot.first_held, EditOutcome.REFUSED)
+        if self.used_cells() + len(tokens) > self._room_tokens:
+            slot.is_short = True
+            self.n_no_room += 1
+            return EditResult(len(slot.tokens), slot.first_held, EditOutcome.NO_ROOM)
+        slot.tokens += tokens
+        slot.cells += self._new_cells(len(tokens))
+        self.n_restored += len(tokens)
+        if n_missing:
+            slot.first_held = max(slot.first_held, start + n_missing)
+        if self.spec.prefix_rule is PrefixRule.WINDOW:
+            slot.first_held = max(slot.first_held, len(slot.tokens) - self.spec.window_tokens)
         return EditResult(len(slot.tokens), slot.first_held)
 
     def _rewind(self, slot: FakeSlot, checkpoint: bytes, n_tokens: int) -> EditResult:
@@ -286,6 +302,9 @@ class FakeEngine:
             slot = self.slots[item.slot]
             self._check(0 <= item.slot < spec.n_slots - 1, "a slot that is not the scheduler's")
             self._check(item.start == len(slot.tokens), "rows do not start where the slot ends")
+            if spec.prefix_rule is PrefixRule.WINDOW:
+                keeps = slot.first_held <= max(0, item.start - spec.window_tokens)
+                self._check(keeps, "rows run without their window")
             self._check(len(item.tokens) > 0 and 0 <= item.n_logits <= len(item.tokens), "odd rows")
             self._check(item.start + len(item.tokens) <= spec.max_sequence_tokens, "beyond the longest sequence")
             self._check(all(0 <= t < spec.n_vocab for t in item.tokens), "an id outside the vocabulary")
@@ -311,9 +330,16 @@ class FakeEngine:
     # --- the rest of the protocol
 
     def export(self, slot: int, start: int, end: int) -> bytes:
-        """Return the tokens of a span."""
-        self._check(self.spec.export_unit is ExportUnit.BLOCK or start == 0, "a part of a whole is exported")
-        return np.asarray(self.slots[slot].tokens[start:end], np.int32).tobytes()
+        """Return where a span begins, how many of its window's cells are gone, and its tokens."""
+        held = self.slots[slot]
+        self._check(0 <= start < end <= len(held.tokens), "what is not held is exported")
+        whole = (start, end) == (0, len(held.tokens)) and not held.settling
+        self._check(self.spec.export_unit is ExportUnit.BLOCK or whole, "a part of a whole is exported")
+        if slot != self.spec.n_slots - 1:
+            self._check(not self.slots[-1].tokens, "a block is exported through a slot that is in use")
+        self.n_exported += end - start
+        n_missing = max(0, min(end, held.first_held) - start)
+        return np.asarray([start, n_missing, *held.tokens[start:end]], np.int32).tobytes()
 
     def checkpoint(self, slot: int) -> bytes:
         """Return the tokens so far: enough to tell a wrong rewind."""

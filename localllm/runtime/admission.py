@@ -54,7 +54,8 @@ class Admission:
             if waiter.run.is_lone and self._lone is None and (running or self._embeds.sitter):
                 break  # it waits for those at work, and is not overtaken meanwhile
             if isinstance(waiter, Embedding):
-                is_short |= not self._seat_text(waiter)
+                if not any(s.phase is Phase.RESTORING for s in running):
+                    is_short |= not self._seat_text(waiter)
                 continue
             is_newcomer = waiter.run.client not in clients
             if len(running) >= (n_most if is_newcomer else self._n_seats) or (is_short and not is_newcomer):
@@ -80,12 +81,12 @@ class Admission:
         self._is_shut = False
 
     def preempt(self, sequence: Sequence, running: list[Sequence]) -> None:
-        """Send a running sequence back to the head of the queue; its slot is emptied."""
+        """Send a running sequence back to the head of the queue; what it computed is the first to be given up."""
         self._stats.n_preemptions += 1
-        self._stats.n_recomputed_tokens += sequence.n_computed
-        self._room.vacate(sequence)
+        sequence.n_lost = sequence.n_computed
+        self._room.retire(sequence)
         running.remove(sequence)
-        sequence.phase = Phase.QUEUED
+        sequence.phase, sequence.links = Phase.QUEUED, ()
         self.waiting.push_back(sequence)
 
     def interrupt_text(self) -> bool:
@@ -105,7 +106,7 @@ class Admission:
         if not self._embeds.seat(embedding):
             return False
         self._leave_queue(embedding)
-        embedding.run.admit(0)
+        embedding.run.admit({"device": 0})
         return True
 
     def _seat(self, sequence: Sequence, running: list[Sequence], is_newcomer: bool) -> bool:
@@ -118,7 +119,9 @@ class Admission:
         sequence.run.timeline.add("match", time.perf_counter() - started_s)
         self._leave_queue(sequence)
         self._n_admitted += 1
-        sequence.order, sequence.phase = self._n_admitted, Phase.PREFILL
+        sequence.order = self._n_admitted
+        sequence.phase = Phase.RESTORING if sequence.links else Phase.PREFILL
+        sequence.run.seated()
         running.append(sequence)
         return True
 

@@ -11,6 +11,9 @@ from collections.abc import Iterable
 
 _SAMPLES = 9
 _CELLS_PER_BUCKET = 4096
+_FOREIGN_CELLS_FOR_ONE_PERCENT = (
+    256  # of a step's time on a CPU, before it is known here; prefill pays more than decode
+)
 _DEARER = 1.75  # times a smaller bucket's row, that a row may cost
 
 
@@ -19,6 +22,7 @@ class StepCost:
 
     def __init__(self) -> None:
         self._samples: dict[tuple[int, int], deque[float]] = {}
+        self._restores: deque[float] = deque(maxlen=_SAMPLES)  # seconds a token
 
     def observe(self, n_rows: int, used_cells: int, elapsed_s: float) -> None:
         """Learn from one step of `n_rows` rows (its time is kept per row)."""
@@ -48,6 +52,23 @@ class StepCost:
         while rows > 1 and (self.estimate_s(rows, used_cells) or 0.0) > target_s:
             rows = 1 << ((rows - 1).bit_length() - 1)  # the next power of two below
         return rows
+
+    def observe_restore(self, n_tokens: int, elapsed_s: float) -> None:
+        """Learn from putting `n_tokens` back from a tier."""
+        self._restores.append(elapsed_s / n_tokens)
+
+    def restore_s(self, n_tokens: int) -> float | None:
+        """Return the expected time of putting `n_tokens` back; None = nothing known yet."""
+        return _median(self._restores) * n_tokens if self._restores else None
+
+    def restore_pays(self, n_tokens: int, used_cells: int) -> bool:
+        """Say whether putting `n_tokens` back beats computing them; also while one of the two is unknown."""
+        restore_s, compute_s = self.restore_s(n_tokens), self.estimate_s(n_tokens, used_cells)
+        return restore_s is None or compute_s is None or restore_s < compute_s
+
+    def cells_within(self, share: float) -> int:
+        """Return how many cells that no row needs may lie in the cache, at a cost of `share` of a step's time."""
+        return int(100 * share * _FOREIGN_CELLS_FOR_ONE_PERCENT)
 
     def lone_row_share(self, n_rows: int, used_cells: int) -> float | None:
         """Return the time of a one-row step as a share of computing `n_rows` rows at once."""

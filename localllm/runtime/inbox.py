@@ -37,7 +37,12 @@ class Close:
     """End the loop; requests at work fail."""
 
 
-Message: TypeAlias = Submit | Cancel | Ping | Close
+@dataclass(frozen=True, slots=True)
+class TierReady:
+    """A block that a sequence waits for was read, or cannot be."""
+
+
+Message: TypeAlias = Submit | Cancel | Ping | TierReady | Close
 
 
 class Inbox:
@@ -49,6 +54,11 @@ class Inbox:
     def put(self, message: Message) -> None:
         """Send a message."""
         self._queue.put(message)
+
+    @property
+    def has_messages(self) -> bool:
+        """Say whether something waits to be received."""
+        return not self._queue.empty()
 
     def receive(self, wait_s: float | None) -> list[Message]:
         """Return all messages there are now; wait up to `wait_s` (None = for ever) for the first."""

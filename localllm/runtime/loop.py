@@ -22,10 +22,11 @@ from localllm.errors import EngineError, LocalLLMError, Unavailable
 from localllm.runtime.cost import StepCost
 from localllm.runtime.draft.base import Draft, Drafter
 from localllm.runtime.draft.off import Off
-from localllm.runtime.engine import Engine, NoRoom, StepOutput
+from localllm.runtime.engine import EditResult, Engine, NoRoom, Restore, StepOutput
 from localllm.runtime.events import TokenLogprob
 from localllm.runtime.hooks import NO_WATCH, StepWatch
-from localllm.runtime.inbox import Cancel, Close, Inbox, Message, Ping, Submit
+from localllm.runtime.inbox import Cancel, Close, Inbox, Message, Ping, Submit, TierReady
+from localllm.runtime.kv.exporter import Exporter
 from localllm.runtime.logprobs import logprobs
 from localllm.runtime.plan import PlannedItem, StepPlan
 from localllm.runtime.scheduler import Scheduler
@@ -56,6 +57,7 @@ class EngineLoop:
         self.death: LocalLLMError | None = None
         self._closing = False
         self._wait_s: float | None = None
+        self._exporter = Exporter(engine, scheduler.exports)
         self._thread = threading.Thread(target=self._run, name="localllm-engine", daemon=True)
 
     @property
@@ -79,15 +81,16 @@ class EngineLoop:
         atexit.unregister(self.close)
 
     def step(self) -> None:
-        """Run one engine step: messages, draft, plan, edit, forward, accept and commit, checkpoint."""
+        """Run one engine step: messages, exports, draft, plan, edit, forward, accept and commit, checkpoint."""
         for message in self.inbox.receive(self._wait_s):
             self._apply(message)
+        self._export()
         plan, started_s = None, time.perf_counter()
         try:
             plan = self.scheduler.plan(self._drafts())  # pure Python; all reservation happens here
             if plan is not None:
                 with self._watched(plan.runs, self._expected_s(plan)):
-                    plan = self.scheduler.settle(plan, self.engine.edit(plan.edits))
+                    plan = self.scheduler.settle(plan, self._edit(plan))
                     output = self._forward(plan)
                 self._commit(plan, output)
         except NoRoom:
@@ -99,8 +102,10 @@ class EngineLoop:
             self.scheduler.fail(plan, _engine_error(error))  # these requests only; their slots are cleared
         embedded = self._embed(time.perf_counter() - started_s)
         self._ask_drafter(self._forget_ended, None)
-        is_busy = plan is not None or embedded
-        self._wait_s = None if self.scheduler.is_idle else 0 if is_busy else _STUCK_WAIT_S
+        if self.scheduler.is_idle:
+            self._wait_s = 0 if self.scheduler.exports.has_work else None
+        else:
+            self._wait_s = 0 if plan is not None or embedded else _STUCK_WAIT_S
 
     def _apply(self, message: Message) -> None:
         match message:
@@ -114,6 +119,8 @@ class EngineLoop:
             case Ping(callback):
                 if self.death is None:
                     callback()
+            case TierReady():
+                pass  # it has woken the loop
             case Close():
                 self._closing = True
                 self.scheduler.fail_all(Unavailable("The model was closed before the answer was complete."))
@@ -163,6 +170,31 @@ class EngineLoop:
         except Exception as error:
             self.scheduler.fail_request(planned.run, _engine_error(error))
         return True
+
+    def _export(self) -> None:
+        """Give the tiers what slots hold and they lack, as far as nobody waits for it."""
+        scheduler = self.scheduler
+        if scheduler.may_export:
+            self._exporter.run(
+                is_idle=scheduler.is_idle,
+                is_quiet=scheduler.is_quiet,
+                edited=scheduler.edited_slots,
+                is_wanted=lambda: self.inbox.has_messages,
+            )
+
+    def _edit(self, plan: StepPlan) -> list[EditResult]:
+        """Keep what the plan's edits would lose, then apply them; learn what putting back costs."""
+        self._exporter.rescue()
+        started_s = time.perf_counter()
+        results = self.engine.edit(plan.edits)
+        n_restored = sum(isinstance(edit, Restore) for edit in plan.edits)
+        if n_restored:
+            elapsed_s = time.perf_counter() - started_s
+            self.scheduler.stats.n_restored_blocks += n_restored
+            self.scheduler.stats.restore_s += elapsed_s
+            held = [r.n_valid - e.start for e, r in zip(plan.edits, results, strict=True) if isinstance(e, Restore)]
+            self.cost.observe_restore(max(1, sum(held)), elapsed_s)
+        return results
 
     def _forward(self, plan: StepPlan) -> StepOutput | None:
         """Run the rows and learn what they cost; None = the plan had only edits."""

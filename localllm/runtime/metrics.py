@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -41,6 +42,12 @@ class RuntimeStats:
     restore_s: float = 0.0
     n_refused_blocks: int = 0  # whole bytes that the engine would not take back
     pool_use_at_first_refusal: float | None = None
+
+    def count_cached(self, cached_tokens: Mapping[str, int]) -> None:
+        """Count prompt tokens whose KV was held, by tier."""
+        self.n_prompt_tokens_device += cached_tokens.get("device", 0)
+        self.n_prompt_tokens_ram += cached_tokens.get("ram", 0)
+        self.n_prompt_tokens_disk += cached_tokens.get("disk", 0)
 
     @property
     def n_prompt_tokens_cached(self) -> int:

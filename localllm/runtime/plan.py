@@ -29,16 +29,22 @@ class PlannedItem:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step: `edits` first, then one forward over the rows of `items`."""
+    """One step: `edits` first, then one forward over the rows of `items`.
+
+    `admitted`: those seated of whom it is not yet told what they begin with; `restoring`: those whose prefix
+    is put back by the edits.
+    """
 
     edits: tuple[Edit, ...]
     items: tuple[PlannedItem, ...]
     admitted: tuple[Sequence, ...] = ()
+    restoring: tuple[Sequence, ...] = ()
 
     @property
     def runs(self) -> tuple[RequestRun, ...]:
-        """The requests that have rows in it."""
-        return tuple({id(planned.sequence.run): planned.sequence.run for planned in self.items}.values())
+        """The requests that have rows in it, or bytes of theirs put back."""
+        sequences = (*(planned.sequence for planned in self.items), *self.restoring)
+        return tuple({id(sequence.run): sequence.run for sequence in sequences}.values())
 
     @property
     def batch(self) -> Batch:

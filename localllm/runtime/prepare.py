@@ -7,6 +7,7 @@ it can do.
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, get_args
@@ -16,6 +17,7 @@ from localllm.models.chat_template import ChatTemplate, Encoded
 from localllm.models.tokenizer import Tokenizer
 from localllm.runtime.detokenizer import Detokenizer
 from localllm.runtime.engine import EngineSpec, PrefixRule
+from localllm.runtime.kv.tiers import Lookup, Tiers, no_tiers
 from localllm.runtime.prompts import encode_prompt, encode_texts
 from localllm.runtime.sampler import Sampler
 from localllm.runtime.sampling_params import Sampling, resolve
@@ -50,8 +52,12 @@ class ModelFacts:
     largest_ctx: Callable[[], int]
 
 
-def prepare(request: Request, model: ModelFacts, spec: EngineSpec, stream: EventSink) -> RequestRun:
+def prepare(
+    request: Request, model: ModelFacts, spec: EngineSpec, stream: EventSink, tiers: Tiers | None = None
+) -> RequestRun:
     """Return the request as sequences, one a choice, or as texts to embed, ready for the scheduler.
+
+    What the `tiers` know of its prompt is looked up here, and reading it begins.
 
     Raises: UsageError, TemplateError, ContextOverflow; nothing was queued then.
     """
@@ -76,6 +82,7 @@ def prepare(request: Request, model: ModelFacts, spec: EngineSpec, stream: Event
         root=("", options.salt),
     )
     vocabulary = model.tokenizer.vocabulary
+    lookups = _lookups(run, encoded.tokens, options.n, tiers or no_tiers(spec))
     run.sequences = [
         Sequence(
             run=run,
@@ -94,12 +101,21 @@ def prepare(request: Request, model: ModelFacts, spec: EngineSpec, stream: Event
             detokenizer=Detokenizer(model.tokenizer),
             stop=StopMatcher(options.stop),
             eog_ids=vocabulary.eog_ids,
+            lookup=lookups[choice],
             n_logprobs=options.logprobs,
             cuts=_cuts(encoded, spec),
         )
         for choice in range(options.n)
     ]
     return run
+
+
+def _lookups(run: RequestRun, tokens: list[int], n_choices: int, tiers: Tiers) -> list[Lookup]:
+    """Return what the tiers know for each choice; the disk is asked for the first, which the others copy."""
+    started_s = time.perf_counter()
+    first = tiers.look_up(run.root, tokens) if run.reuse_prefix else tiers.blank(run.root)
+    run.timeline.add("match", time.perf_counter() - started_s)
+    return [first, *(tiers.blank(run.root) for _ in range(n_choices - 1))]
 
 
 def _prepare_texts(request: EmbeddingRequest, model: ModelFacts, spec: EngineSpec, stream: EventSink) -> RequestRun:

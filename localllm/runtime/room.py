@@ -6,30 +6,59 @@ plan carries them, in order, before its rows. Mutated by the engine's thread alo
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
 
-from localllm.runtime.engine import Clear, CopyPrefix, Edit, EditOutcome, EditResult, EngineSpec, Rewind, Truncate
+from localllm.runtime.cost import StepCost
+from localllm.runtime.engine import (
+    Clear,
+    CopyPrefix,
+    Edit,
+    EditOutcome,
+    EditResult,
+    EngineSpec,
+    Restore,
+    Rewind,
+    Truncate,
+)
+from localllm.runtime.kv.blocks import Block
+from localllm.runtime.kv.exports import Exports
 from localllm.runtime.kv.prefix_cache import PrefixCache, PrefixHit
+from localllm.runtime.kv.tiers import CutRule, Link, Tiers
 from localllm.runtime.metrics import RuntimeStats
 from localllm.runtime.sequence import Phase, Sequence
 from localllm.runtime.slots import Checkpoint, Cut, Slot, Slots, usable_cut
 
-ROOT = ("", "")  # (adapter set, isolation salt): one of each until requests can choose
 _CHECKPOINTS_PER_SLOT = 4
+_RETAINED_SHARE = 0.02  # of a step's time, that retained cells may cost those at work
 
 
 class Room:
     """Seats sequences in slots, reusing the longest held prefix, and makes room by eviction."""
 
-    def __init__(self, spec: EngineSpec, stats: RuntimeStats) -> None:
+    def __init__(self, spec: EngineSpec, stats: RuntimeStats, tiers: Tiers, cost: StepCost) -> None:
         self.spec = spec
         self.slots = Slots(spec)
+        self.exports = Exports(spec, tiers, stats)
+        self._tiers = tiers
+        self._cost = cost
         self._stats = stats
         self._cache = PrefixCache()
         self._tenants: dict[int, Sequence] = {}
         self._edits: list[Edit] = []
+        self._restored: dict[int, Block] = {}  # by the identity of the edit that puts it back
         self._text_tokens = 0  # of the text on the spare slot
+
+    @property
+    def has_text(self) -> bool:
+        """Say whether a text to embed has the spare slot, which exporting and putting back need too."""
+        return self._text_tokens > 0
+
+    @property
+    def edited_slots(self) -> frozenset[int]:
+        """The slots of which the engine is still to be told a change."""
+        return frozenset(map(_edited_slot, self._edits))
 
     @property
     def has_edits(self) -> bool:
@@ -42,11 +71,12 @@ class Room:
         return edits
 
     def seat(self, sequence: Sequence) -> bool:
-        """Give a sequence a slot with the longest prefix that some slot holds; False = no slot.
+        """Give a sequence a slot with the longest prefix that some slot holds, or a tier knows; False = no slot.
 
-        A retained slot that matches whole is taken over, any other match is copied.
+        A retained slot that matches whole is taken over, any other match is copied. What only a tier has is
+        put back in the steps that follow.
         """
-        source, cut = self._best_source(sequence)
+        source, cut, links = self._best_start(sequence)
         retained = source is not None and self.slots.is_retained(source)
         if source is not None and retained and cut.n_tokens == source.n_held:
             slot: Slot | None = self._take_over(source, cut)
@@ -58,9 +88,27 @@ class Room:
                 slot = self._take_over(source, cut)
         if slot is None:
             return False
-        sequence.slot = slot
+        sequence.slot, sequence.seated_s = slot, time.monotonic()
+        sequence.n_device = slot.n_held
+        sequence.links = sequence.restoring = links if links and links[0].block.start == slot.n_held else ()
         self._tenants[slot.id] = sequence
-        self._cache.insert(ROOT, slot.id, sequence.tokens)
+        self._cache.insert(sequence.run.root, slot.id, sequence.tokens)
+        self.exports.seated(sequence)
+        return True
+
+    def restore(self, sequence: Sequence, link: Link, blob: bytes) -> bool:
+        """Put a known block back at the end of a sequence's slot; False = there are no cells for it."""
+        slot, block = sequence.slot, link.block
+        assert slot is not None
+        if slot.n_held != block.start or not self.free_up(block.n_tokens):
+            return False
+        edit = Restore(slot.id, block.start, blob)
+        self._edits.append(edit)
+        self._restored[id(edit)] = block
+        self.slots.grow(slot, block.n_tokens)
+        if link.n_used < block.n_tokens:
+            self._edits.append(Truncate(slot.id, link.end))
+            self.slots.cut(slot, link.end)
         return True
 
     def leader_of(self, sequence: Sequence, min_gain_tokens: int) -> Sequence | None:
@@ -70,16 +118,38 @@ class Room:
         the leader is told to stop and take a checkpoint at the fork.
         """
         hits = self._hits(sequence)
-        n_now = self._best_source(sequence, hits)[1].n_tokens
+        n_device = self._best_source(sequence, hits)[1].n_tokens
+        n_known = max(n_device, self._known_tokens(sequence))
         for hit in hits:
             leader = self._tenants.get(hit.slot)
             n_soon = min(hit.n_common, sequence.n_tokens - 1)
-            if leader is None or leader.phase is not Phase.PREFILL or n_soon <= leader.n_computed:
+            if leader is None or n_soon <= leader.n_computed:
+                continue
+            if leader.phase is Phase.RESTORING:  # a copy of what it puts back costs no second set of cells
+                n_soon, n_now = min(n_soon, leader.links[-1].end if leader.links else 0), n_device
+            elif leader.phase is Phase.PREFILL:
+                n_now = n_known
+            else:
                 continue
             if n_soon - n_now >= (1 if leader.run is sequence.run else min_gain_tokens):
-                leader.cuts.add(n_soon)
+                if leader.phase is Phase.PREFILL:
+                    leader.cuts.add(n_soon)
                 return leader
         return None
+
+    def count_use(self, sequence: Sequence) -> None:
+        """Tell the tiers that a sequence begins with blocks that it did not compute."""
+        n_held, chain = sequence.n_computed, sequence.lookup.chain
+        if not n_held or sequence.run.cache == "off" or not self._tiers.is_on:
+            return
+        if self._tiers.rule is CutRule.WHOLE:
+            keys = [chain.whole(sequence.tokens, n_held).key]
+        else:
+            chain.extend(sequence.tokens)
+            keys = chain.keys[: n_held // self._tiers.block_tokens]
+            if sequence.restoring and sequence.restoring[-1].block.key not in keys[-1:]:
+                keys.append(sequence.restoring[-1].block.key)
+        self._tiers.used(keys, is_private=sequence.run.is_private)
 
     def fits(self, sequence: Sequence, without: Collection[Sequence] = ()) -> bool:
         """Say whether the whole sequence finds cells beside what runs (but those `without`), once all that
@@ -125,17 +195,33 @@ class Room:
         if victim is None:
             return False
         self._stats.n_evictions += 1
+        if not self._is_unsettled(victim) and not self.has_text:
+            self.exports.rescue(victim)
         self._clear(victim)
         return True
 
+    def trim(self) -> None:
+        """Clear retained slots that cost those at work more than their share and lie safe in a tier."""
+        cap = self._cost.cells_within(_RETAINED_SHARE)
+        n_over = self.slots.retained_cells - cap
+        for slot in self.slots.retained() if n_over > 0 and self._tiers.is_on else ():
+            if self.exports.is_safe(slot):
+                self._clear(slot)
+                if self.slots.retained_cells <= cap:
+                    break
+
     def retire(self, sequence: Sequence) -> None:
-        """Keep what a finished sequence's slot holds, for whoever comes with the same prefix."""
+        """Keep what a sequence's slot holds, for whoever comes with the same prefix, unless it wants nothing kept."""
         slot = self._leave(sequence)
-        if slot is not None and slot.n_held > 0:
-            self.slots.retain(slot)
-            self._cache.insert(ROOT, slot.id, sequence.tokens[: slot.n_held])
-        elif slot is not None:
+        if slot is None:
+            return
+        n_kept = self._aligned(min(slot.n_held, sequence.n_prompt - 1)) if self.spec.cut_tokens else slot.n_held
+        if n_kept == 0 or sequence.run.cache == "off":
             self._clear(slot)
+            return
+        self.slots.retain(slot)
+        self._cache.insert(sequence.run.root, slot.id, sequence.tokens[:n_kept])
+        self.exports.retired(slot, sequence, n_kept)
 
     def vacate(self, sequence: Sequence) -> None:
         """Empty a sequence's slot and free it; idempotent."""
@@ -155,19 +241,26 @@ class Room:
         for edit, result in zip(edits, results, strict=True):
             slot_id = _edited_slot(edit)
             was_ok = slot_id not in last or last[slot_id].outcome is EditOutcome.OK
-            if isinstance(edit, Rewind) and result.outcome is EditOutcome.REFUSED and was_ok:
-                self.slots.drop_checkpoint(edit.checkpoint)
+            if result.outcome is EditOutcome.REFUSED and was_ok:
+                if isinstance(edit, Rewind):
+                    self.slots.drop_checkpoint(edit.checkpoint)
+                elif isinstance(edit, Restore):
+                    self._stats.n_refused_blocks += 1
+                    self._tiers.refused(self._restored[id(edit)])
             last[slot_id] = result
+        self._restored.clear()
         for slot_id, result in last.items():
             slot = self.slots[slot_id]
             self.slots.cut(slot, min(result.n_valid, slot.n_held))
             slot.first_held = result.first_held if slot.n_held else 0
             if not slot.n_held and self.slots.is_retained(slot):  # a refused cut emptied it
                 self._cache.remove(slot_id)
+                self.exports.dropped(slot)
                 self.slots.free(slot)
 
     def distrust(self, edits: Seq[Edit]) -> list[Sequence]:
         """Clear the slots of edits that the engine never answered; return the sequences that sit in others."""
+        self._restored.clear()
         slot_ids = {_edited_slot(edit) for edit in edits}
         for slot_id in slot_ids - self._tenants.keys():
             self._clear(self.slots[slot_id])
@@ -185,7 +278,7 @@ class Room:
 
     def _hits(self, sequence: Sequence) -> list[PrefixHit]:
         """Return the slots that hold a prefix of the sequence and may serve it."""
-        hits = self._cache.match(ROOT, sequence.tokens)
+        hits = self._cache.match(sequence.run.root, sequence.tokens)
         if sequence.run.reuse_prefix:
             return hits
         own = (self._tenants.get(hit.slot) for hit in hits)
@@ -195,11 +288,51 @@ class Room:
         best: tuple[Slot | None, Cut] = (None, Cut(0))
         for hit in self._hits(sequence) if hits is None else hits:
             slot = self.slots[hit.slot]
-            cut = usable_cut(self.spec, slot, min(hit.n_common, sequence.n_tokens - 1), self.slots.is_retained(slot))
+            n_common = self._aligned(min(hit.n_common, sequence.n_tokens - 1))
+            cut = usable_cut(self.spec, slot, n_common, self.slots.is_retained(slot))
             is_whole = cut.n_tokens == slot.n_held and self.slots.is_retained(slot)
             if cut.n_tokens > best[1].n_tokens or (is_whole and cut.n_tokens == best[1].n_tokens > 0):
                 best = (slot, cut)
         return best
+
+    def _best_start(self, sequence: Sequence) -> tuple[Slot | None, Cut, tuple[Link, ...]]:
+        """Return the slot to begin from, how much of it, and what to put back after that."""
+        source, cut = self._best_source(sequence)
+        links = tuple(link for link in self._known(sequence) if link.end > cut.n_tokens)
+        if not links or not self._cost.restore_pays(links[-1].end - cut.n_tokens, self.slots.used_cells):
+            return source, cut, ()
+        start = links[0].block.start
+        if start == cut.n_tokens:
+            return source, cut, links
+        if source is None or start == 0:
+            return None, Cut(0), links
+        shorter = usable_cut(self.spec, source, start, self.slots.is_retained(source))
+        if shorter.n_tokens == start:
+            return source, shorter, links
+        return None, Cut(0), self._known(sequence)
+
+    def _known(self, sequence: Sequence) -> tuple[Link, ...]:
+        """Return what the tiers know of a sequence, as far as it may be used."""
+        if not sequence.run.reuse_prefix or not self._tiers.is_on:
+            return ()
+        links = self._tiers.match(sequence.lookup, sequence.tokens, self._aligned(sequence.n_tokens - 1))
+        if self.spec.cut_tokens:  # whole blocks up to a cut: what lies between two cuts was computed otherwise
+            end = self._aligned(links[-1].end if links else 0)
+            links = tuple(link for link in links if link.end <= end)
+        return links
+
+    def _known_tokens(self, sequence: Sequence) -> int:
+        links = self._known(sequence)
+        return links[-1].end if links else 0
+
+    def _aligned(self, n_tokens: int) -> int:
+        """Return how many of the first `n_tokens` may be reused on an engine that is bit-exact only at its cuts."""
+        return n_tokens // self.spec.cut_tokens * self.spec.cut_tokens if self.spec.cut_tokens else n_tokens
+
+    def _is_unsettled(self, slot: Slot) -> bool:
+        """Say whether the engine does not hold yet what the ledger says of a slot."""
+        edits = (edit for edit in self._edits if not isinstance(edit, Truncate))
+        return any(_edited_slot(edit) == slot.id for edit in edits)
 
     def _empty_slot(self, keep: Slot | None) -> Slot | None:
         slot = self.slots.take_free()
@@ -242,6 +375,7 @@ class Room:
 
     def _clear(self, slot: Slot) -> None:
         self._cache.remove(slot.id)
+        self.exports.dropped(slot)
         self.slots.free(slot)
         self._edits.append(Clear(slot.id))
 

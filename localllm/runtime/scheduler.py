@@ -24,6 +24,9 @@ from localllm.runtime.draft.base import Draft
 from localllm.runtime.embedding import EmbedSeat, PlannedChunk
 from localllm.runtime.engine import Edit, EditResult, EngineSpec
 from localllm.runtime.hooks import nothing_to_send
+from localllm.runtime.kv.exports import Exports
+from localllm.runtime.kv.restores import Restores
+from localllm.runtime.kv.tiers import Tiers, no_tiers
 from localllm.runtime.metrics import RuntimeStats
 from localllm.runtime.plan import PlannedItem, StepPlan
 from localllm.runtime.readers import Readers
@@ -42,10 +45,13 @@ class Scheduler:
         config: RuntimeConfig,
         cost: StepCost,
         published: Callable[[], None] = nothing_to_send,
+        tiers: Tiers | None = None,
     ) -> None:
         self.spec = spec
         self.stats = RuntimeStats()
-        self._room = Room(spec, self.stats)
+        self.tiers = tiers or no_tiers(spec)
+        self._room = Room(spec, self.stats, self.tiers, cost)
+        self._restores = Restores(self._room, self.tiers, cost)
         self._chunks = ChunkPolicy(spec, config, cost, self.stats)
         self._rows = RowPlanner(spec, self._room, self._chunks)
         self._embeds = EmbedSeat(spec, config, self._room, self.stats)
@@ -55,13 +61,33 @@ class Scheduler:
         self._readers = Readers(published)
         self._ended: list[Sequence] = []
         self.n_received = 0  # requests ever submitted; written here, read by any thread
-        self._newly_seated: list[Sequence] = []
+        self._untold: list[Sequence] = []  # seated, and not yet known to begin with what
         self._unsettled: tuple[Edit, ...] = ()  # of the plan at work, until the engine has answered
 
     @property
     def is_idle(self) -> bool:
         """Say whether nothing runs and nothing waits."""
         return not self._running and not len(self._waiting) and self._embeds.sitter is None
+
+    @property
+    def exports(self) -> Exports:
+        """What slots hold that is still to be kept in a tier."""
+        return self._room.exports
+
+    @property
+    def may_export(self) -> bool:
+        """Say whether the spare slot is free for exporting."""
+        return not self._room.has_text
+
+    @property
+    def edited_slots(self) -> frozenset[int]:
+        """The slots of which the engine is still to be told a change."""
+        return self._room.edited_slots
+
+    @property
+    def is_quiet(self) -> bool:
+        """Say whether nobody waits for a next token."""
+        return not any(s.phase is Phase.DECODE for s in self._running)
 
     @property
     def n_waiting(self) -> int:
@@ -97,8 +123,12 @@ class Scheduler:
 
     def plan(self, drafts: Mapping[Sequence, Draft]) -> StepPlan | None:
         """Reserve slots, rows and cells for the next step; None = nothing to do."""
+        restoring = dict[Sequence, None]()
         while True:
-            self._newly_seated += self._admission.admit(self._running)
+            self._untold += self._admission.admit(self._running)
+            restoring.update(dict.fromkeys(self._restores.plan(self._running)))
+            if self._running:
+                self._room.trim()
             decodes, prefills = self._chunks.turns(self._running)
             items = self._decode_items(drafts) if decodes else []
             if prefills:
@@ -106,14 +136,15 @@ class Scheduler:
                 items += self._rows.prefill(prefilling, sum(len(planned.item.tokens) for planned in items))
             if not items and not decodes:
                 items = self._decode_items(drafts)  # the turn was prefill's, which found no room
-            if items or not self._running:
+            if items or all(s.phase is Phase.RESTORING for s in self._running):
                 break
             self._give_way()
         self._embeds.make_room(sum(len(planned.item.tokens) for planned in items))
         self._unsettled = edits = self._room.take_edits()
-        admitted, self._newly_seated = tuple(self._newly_seated), []
         self._publish()
-        return StepPlan(edits, tuple(items), admitted) if items or edits else None
+        if not items and not edits:
+            return None
+        return StepPlan(edits, tuple(items), tuple(self._untold), tuple(restoring))
 
     def settle(self, plan: StepPlan, results: list[EditResult]) -> StepPlan:
         """Take over how the edits went: a slot that came out shorter computes from there in the next step."""
@@ -122,11 +153,8 @@ class Scheduler:
         for sequence in self.decoding:  # not only those in this step: a cut may have been refused
             if sequence.n_computed < sequence.n_tokens - 1:
                 sequence.phase = Phase.PREFILL
-        for sequence in plan.admitted:
-            if sequence.run.timeline.admitted_s is None:
-                self.stats.n_prompt_tokens_device += sequence.n_computed
-            sequence.run.admit(sequence.n_computed)
-        if plan.admitted:
+        self._restores.settle(self._running)
+        if self._tell_admitted():
             self._publish()  # before a prefill that may take seconds
         kept = []
         for planned in plan.items:
@@ -235,6 +263,21 @@ class Scheduler:
                 self.fail_request(planned.run, error)
         self._publish()
 
+    def _tell_admitted(self) -> bool:
+        """Tell of the sequences that have what was known of them, and count it; False = there are none."""
+        ready = [s for s in self._untold if s.slot is None or s.phase is not Phase.RESTORING]
+        self._untold = [s for s in self._untold if s not in ready]
+        for sequence in ready:
+            if sequence.slot is None:
+                continue
+            cached = sequence.cached_tokens
+            if sequence.run.admit(cached):
+                self.stats.count_cached(cached)
+            self.stats.n_recomputed_tokens += max(0, sequence.n_lost - sequence.n_computed)
+            sequence.n_lost = 0
+            self._room.count_use(sequence)
+        return bool(ready)
+
     def _decode_items(self, drafts: Mapping[Sequence, Draft]) -> list[PlannedItem]:
         """One row for every decoding sequence, with its draft where there is room for it."""
         usable = self._chunks.drafts_that_fit(drafts, self._running)
@@ -286,6 +329,7 @@ class Scheduler:
             self._end_texts(run.embedding)
 
     def _stop_running(self, sequence: Sequence) -> None:
+        self.tiers.forget(sequence.lookup)
         if sequence in self._running:
             self._running.remove(sequence)
             self._admission.reopen()
@@ -296,7 +340,12 @@ class Scheduler:
         stats = self.stats
         stats.n_running = len(self._running) + (self._embeds.sitter is not None)
         stats.n_waiting = len(self._waiting)
-        stats.n_retained_slots, stats.used_cells = self._room.slots.n_retained, self._room.slots.used_cells
+        slots = self._room.slots
+        stats.n_retained_slots, stats.used_cells, stats.retained_cells = (
+            slots.n_retained,
+            slots.used_cells,
+            slots.retained_cells,
+        )
 
     def _fail_run(self, run: RequestRun, error: LocalLLMError) -> None:
         if self._readers.fail(run, error):

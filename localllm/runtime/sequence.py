@@ -9,6 +9,7 @@ Owned and mutated by the engine's thread once submitted.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum
@@ -17,6 +18,7 @@ from localllm.runtime import events
 from localllm.runtime.detokenizer import Detokenizer
 from localllm.runtime.events import Event, FinishReason, TokenLogprob
 from localllm.runtime.kv.blocks import NO_ROOT, Root
+from localllm.runtime.kv.tiers import Link, Lookup
 from localllm.runtime.sampler import Sampler
 from localllm.runtime.slots import Slot
 from localllm.runtime.stop import StopMatcher
@@ -29,6 +31,7 @@ class Phase(Enum):
 
     QUEUED = "queued"
     WAITING_PREFIX = "waiting_prefix"  # another sequence is computing its prefix
+    RESTORING = "restoring"  # its prefix is being put back from a tier
     PREFILL = "prefill"
     DECODE = "decode"
     FINISHED = "finished"
@@ -85,7 +88,7 @@ class RequestRun:
     sequences: list[Sequence] = field(default_factory=list)
     embedding: Embedding | None = None
     outbox: list[Event] = field(default_factory=list)
-    n_cached_tokens: int = 0
+    cached_tokens: Mapping[str, int] | None = None  # by tier; None until its first sequence is at work
     n_completion_tokens: int = 0
     n_accepted_draft_tokens: int = 0
     n_rejected_draft_tokens: int = 0
@@ -109,13 +112,19 @@ class RequestRun:
             self.embedding is None or self.embedding.is_finished
         )
 
-    def admit(self, n_cached_tokens: int) -> None:
-        """Tell that work begins; only a request's first admission is told."""
+    def seated(self) -> None:
+        """Take note that a first sequence or text has left the queue."""
         if self.timeline.admitted_s is None:
             self.timeline.admitted_s = time.monotonic()
-            self.n_cached_tokens = n_cached_tokens
-            cached = {"device": n_cached_tokens}
-            self.outbox.append(events.Admitted(self.n_prompt_tokens, cached, self.seed, self.max_tokens))
+
+    def admit(self, cached_tokens: Mapping[str, int]) -> bool:
+        """Tell that computing begins, and what was held already, by tier; False = that was told before."""
+        self.seated()
+        if self.cached_tokens is not None:
+            return False
+        self.cached_tokens = cached_tokens
+        self.outbox.append(events.Admitted(self.n_prompt_tokens, cached_tokens, self.seed, self.max_tokens))
+        return True
 
     def close(self) -> None:
         """Tell usage and the end."""
@@ -123,7 +132,7 @@ class RequestRun:
             events.Usage(
                 prompt_tokens=self.n_prompt_tokens,
                 completion_tokens=self.n_completion_tokens,
-                cached_tokens={"device": self.n_cached_tokens},
+                cached_tokens=self.cached_tokens or {"device": 0},
                 accepted_draft_tokens=self.n_accepted_draft_tokens,
                 rejected_draft_tokens=self.n_rejected_draft_tokens,
                 timings_ms=self.timeline.timings_ms(),
@@ -171,7 +180,10 @@ class Sequence:
     """One choice of a request.
 
     `tokens` = prompt + accepted. `cuts` are prompt positions where a chunk must end and a
-    checkpoint be taken (engines whose state cannot be cut). `slot` is set while it runs.
+    checkpoint be taken (engines whose state cannot be cut). `slot` is set while it runs. `lookup`: what
+    the tiers may know of it; `restoring`: what is put back of that, after the `n_device` tokens that its
+    slot began with; `links`: those of them that are still to come. `n_lost`: tokens that were computed when
+    it was preempted. `seated_s`: when it got its slot (monotonic seconds).
     """
 
     run: RequestRun
@@ -182,11 +194,17 @@ class Sequence:
     detokenizer: Detokenizer
     stop: StopMatcher
     eog_ids: frozenset[int]
+    lookup: Lookup
     n_logprobs: int | None = None
     cuts: set[int] = field(default_factory=set)
     phase: Phase = Phase.QUEUED
     slot: Slot | None = None
     order: int = 0  # of admission: the youngest is preempted first
+    links: tuple[Link, ...] = ()
+    restoring: tuple[Link, ...] = ()
+    n_device: int = 0
+    n_lost: int = 0
+    seated_s: float = 0.0
 
     @property
     def n_tokens(self) -> int:
@@ -197,6 +215,17 @@ class Sequence:
     def n_computed(self) -> int:
         """Tokens whose KV the slot holds."""
         return self.slot.n_held if self.slot is not None else 0
+
+    @property
+    def cached_tokens(self) -> dict[str, int]:
+        """What its slot holds of what was known when it was seated, by tier."""
+        n_held = self.n_computed
+        cached = {"device": min(self.n_device, n_held)}
+        for link in self.restoring:
+            n_tokens = min(link.end, n_held) - max(link.block.start, cached["device"])
+            if n_tokens > 0:
+                cached[link.tier] = cached.get(link.tier, 0) + n_tokens
+        return cached
 
     @property
     def n_generated(self) -> int:

@@ -6,6 +6,7 @@ share memory, and gets new ones where they do not. Mutated by the engine's threa
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -34,6 +35,7 @@ class Slot:
     """One KV lane: positions [0, n_held), of which a window may have lost those below `first_held`.
 
     `is_settling`: rolled back on an engine with bounded rollback; not copied until its next forward.
+    `used_s`: when it was last used (monotonic seconds).
     """
 
     id: int
@@ -42,6 +44,7 @@ class Slot:
     is_settling: bool = False
     segments: list[Segment] = field(default_factory=list)
     checkpoints: list[Checkpoint] = field(default_factory=list)
+    used_s: float = 0.0
 
 
 class Slots:
@@ -68,6 +71,15 @@ class Slots:
         """Slots kept for their prefix alone."""
         return len(self._retained)
 
+    @property
+    def retained_cells(self) -> int:
+        """Cells that only retained slots hold."""
+        if not self._retained:
+            return 0
+        needed = {id(s) for slot in self._slots if slot.id not in self._retained for s in slot.segments}
+        alone = {id(s): s.n_tokens for slot in self._retained.values() for s in slot.segments if id(s) not in needed}
+        return sum(alone.values())
+
     def retained(self) -> Iterator[Slot]:
         """Yield the retained slots, the least recently used first."""
         return iter(tuple(self._retained.values()))
@@ -86,10 +98,12 @@ class Slots:
 
     def retain(self, slot: Slot) -> None:
         """Keep what a finished sequence's slot holds."""
+        slot.used_s = time.monotonic()
         self._retained[slot.id] = slot
 
     def touch(self, slot: Slot) -> None:
         """Make a retained slot the most recently used."""
+        slot.used_s = time.monotonic()
         if slot.id in self._retained:
             self._retained[slot.id] = self._retained.pop(slot.id)
 

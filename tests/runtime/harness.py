@@ -11,6 +11,7 @@ from localllm.runtime.cost import StepCost
 from localllm.runtime.draft.base import Draft, Drafted, Drafter
 from localllm.runtime.engine import EngineSpec, ExportUnit, PrefixRule
 from localllm.runtime.inbox import Cancel, Submit
+from localllm.runtime.kv.tiers import Tiers, no_tiers
 from localllm.runtime.loop import EngineLoop
 from localllm.runtime.prepare import ModelFacts, prepare
 from localllm.runtime.sampling_params import Sampling
@@ -26,6 +27,7 @@ SPECS: dict[str, EngineSpec] = {
     "window": replace(SPEC, prefix_rule=PrefixRule.WINDOW, window_tokens=24),
     "recurrent": replace(SPEC, prefix_rule=PrefixRule.CHECKPOINT, max_rollback_tokens=0, export_unit=ExportUnit.WHOLE),
     "hybrid": replace(SPEC, prefix_rule=PrefixRule.CHECKPOINT, max_rollback_tokens=3, export_unit=ExportUnit.WHOLE),
+    "own memory": replace(SPEC, pool_is_host_memory=False),
     "equal rows": replace(SPEC, ragged_rows=False),
     "prefill apart": replace(SPEC, mixes_prefill_and_decode=False),
     "everything hard": replace(
@@ -105,11 +107,13 @@ class Bench:
         config: RuntimeConfig = RuntimeConfig(),
         drafter: Drafter | None = None,
         sampling: Sampling = Sampling(temperature=0.0),
+        tiers: Tiers | None = None,
     ) -> None:
         self.engine = engine or FakeEngine()
+        self.tiers = tiers or no_tiers(self.engine.spec)
         self.cost = StepCost()
         self.watch = Watch()
-        self.scheduler = Scheduler(self.engine.spec, config, self.cost, self.watch.published)
+        self.scheduler = Scheduler(self.engine.spec, config, self.cost, self.watch.published, self.tiers)
         self.loop = EngineLoop(self.engine, self.scheduler, self.cost, drafter, self.watch)
         self.facts = ModelFacts("fake", self.engine.tokenizer, None, sampling, lambda: SPEC.max_sequence_tokens)
         self._ids = itertools.count()
@@ -134,7 +138,7 @@ class Bench:
 
     def _queue(self, request: Request, is_lone: bool) -> TokenStream:
         stream = TokenStream(request.request_id, lambda stream: self.loop.inbox.put(Cancel(stream)))
-        run = prepare(request, self.facts, self.engine.spec, stream)
+        run = prepare(request, self.facts, self.engine.spec, stream, self.tiers)
         run.is_lone = is_lone
         self.loop.inbox.put(Submit(run))
         return stream

@@ -7,9 +7,12 @@ from dataclasses import replace
 import pytest
 
 from localllm.runtime.config import RuntimeConfig
-from localllm.runtime.engine import EditResult, PrefixRule, Truncate
+from localllm.runtime.cost import StepCost
+from localllm.runtime.engine import EditResult, EngineSpec, PrefixRule, Truncate
+from localllm.runtime.kv.blocks import NO_ROOT
+from localllm.runtime.kv.tiers import no_tiers
 from localllm.runtime.metrics import RuntimeStats
-from localllm.runtime.room import ROOT, Room
+from localllm.runtime.room import Room
 from localllm.runtime.sequence import Sequence
 from localllm.runtime.stream import collect
 from tests.fake_engine import SPEC, FakeEngine
@@ -18,6 +21,10 @@ from tests.runtime.harness import SPECS, Bench, HalfRight, truth
 
 def _bench(**spec: object) -> Bench:
     return Bench(FakeEngine(replace(SPEC, **spec)))  # type: ignore[arg-type]
+
+
+def _room(spec: EngineSpec) -> Room:
+    return Room(spec, RuntimeStats(), no_tiers(spec), StepCost())
 
 
 def _sequence(tokens: list[int]) -> Sequence:
@@ -130,14 +137,14 @@ def test_a_copied_prefix_is_recently_used() -> None:
 
 
 def test_a_whole_retained_match_wins_over_an_equal_running_one() -> None:
-    room = Room(SPEC, RuntimeStats())
+    room = _room(SPEC)
     running, retained = room.slots.take_free(), room.slots.take_free()
     assert running is not None
     assert retained is not None
     sequence = _sequence([65] * 60)
     for slot, tokens in ((running, [65] * 50), (retained, [65] * 50)):
         room.slots.grow(slot, len(tokens))
-        room._cache.insert(ROOT, slot.id, tokens)
+        room._cache.insert(NO_ROOT, slot.id, tokens)
     room.slots.retain(retained)
     assert room.seat(sequence)
     assert sequence.slot is retained
@@ -178,7 +185,7 @@ def test_a_copied_slot_can_be_forked_where_its_source_could() -> None:
 
 
 def test_a_copy_lacks_the_window_that_its_source_lacks_and_an_empty_slot_lacks_nothing() -> None:
-    slots = Room(SPECS["window"], RuntimeStats()).slots
+    slots = _room(SPECS["window"]).slots
     source, copied = slots.take_free(), slots.take_free()
     assert source is not None
     assert copied is not None
@@ -219,7 +226,7 @@ def test_checkpoints_are_taken_only_where_prefixes_cannot_be_cut() -> None:
 
 
 def test_the_newest_checkpoints_are_kept() -> None:
-    room = Room(SPECS["recurrent"], RuntimeStats())
+    room = _room(SPECS["recurrent"])
     slot = room.slots.take_free()
     assert slot is not None
     for n in range(1, 8):
@@ -229,7 +236,7 @@ def test_the_newest_checkpoints_are_kept() -> None:
 
 
 def test_what_an_edit_cost_of_the_window_is_taken_over() -> None:
-    room = Room(SPECS["window"], RuntimeStats())
+    room = _room(SPECS["window"])
     slot = room.slots.take_free()
     assert slot is not None
     room.slots.grow(slot, 50)

@@ -1,0 +1,66 @@
+"""Takes blocks out of the engine between its steps and gives them to the tiers."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from localllm.runtime.engine import Clear, CopyPrefix, Engine, Rewind
+from localllm.runtime.kv.exports import ExportJob, Exports
+
+logger = logging.getLogger("localllm.runtime.kv")
+
+
+class Exporter:
+    """Runs the jobs of `Exports` on an engine. The engine's thread alone calls it."""
+
+    def __init__(self, engine: Engine, exports: Exports) -> None:
+        self._engine = engine
+        self._exports = exports
+        self._ran_s = time.perf_counter()
+
+    def run(self, *, is_idle: bool, is_quiet: bool, edited: frozenset[int], is_wanted: Callable[[], bool]) -> None:
+        """Export what cannot wait, then as much as the time allows.
+
+        `is_idle`: nobody runs or waits, so all may be exported until the thread `is_wanted`. `is_quiet`: nobody
+        waits for a next token, so a debt may be made. Slots in `edited` have edits before them.
+        """
+        exports, now_s = self._exports, time.perf_counter()
+        exports.budget.earn(now_s - self._ran_s)
+        self._ran_s = now_s
+        for job in exports.due():
+            self._keep(job)
+        while is_idle or exports.budget.allows(debt=is_quiet):
+            due = exports.next(edited)
+            if due is None:
+                return
+            self._keep(due)
+            if is_idle and is_wanted():
+                return
+
+    def rescue(self) -> None:
+        """Export what the edits that come next would lose."""
+        for job in self._exports.take_rescued():
+            self._keep(job)
+
+    def _keep(self, job: ExportJob) -> None:
+        """Export one block; what fails is not kept."""
+        started_s = time.perf_counter()
+        try:
+            blob = self._export(job)
+        except Exception as error:
+            logger.warning("a block was not kept: %s", type(error).__name__)
+            return
+        self._exports.exported(job, blob, time.perf_counter() - started_s)
+
+    def _export(self, job: ExportJob) -> bytes:
+        if job.checkpoint is None:
+            return self._engine.export(job.slot, job.block.start, job.block.end)
+        spare = self._engine.spec.n_slots - 1
+        copy, back = CopyPrefix(job.slot, spare, job.n_held), Rewind(spare, job.checkpoint.blob, job.block.end)
+        try:
+            self._engine.edit((copy, back))
+            return self._engine.export(spare, 0, job.block.end)
+        finally:
+            self._engine.edit((Clear(spare),))

@@ -1,0 +1,215 @@
+"""What is to be kept in the tiers of what slots hold, and how much time that may take.
+
+On memory that the pool shares with the RAM tier a sequence is exported when it has ended; on devices with
+memory of their own, and where a window would lose cells, as its blocks complete.
+Mutated by the engine's thread alone; who runs a job is the loop.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from localllm.runtime.engine import EngineSpec, PrefixRule
+from localllm.runtime.kv.blocks import Block, Key
+from localllm.runtime.kv.ram import Note
+from localllm.runtime.kv.tiers import CutRule, Tiers
+from localllm.runtime.metrics import RuntimeStats
+from localllm.runtime.sequence import Sequence
+from localllm.runtime.slots import Checkpoint, Slot
+
+_SHARE = 0.05  # of the time that passes
+_SAVED_S = 0.02  # at most, for later
+_DEBT_S = 0.1  # that may be made where nobody waits for a token, or else something would be lost
+
+
+class ExportBudget:
+    """Time for exporting: a share of all time, with a debt that is paid back."""
+
+    def __init__(self) -> None:
+        self._balance_s = 0.0
+
+    def earn(self, elapsed_s: float) -> None:
+        """Take note that time has passed."""
+        self._balance_s = min(_SAVED_S, self._balance_s + _SHARE * elapsed_s)
+
+    def spend(self, elapsed_s: float) -> None:
+        """Take note of time that an export took."""
+        self._balance_s -= elapsed_s
+
+    def allows(self, *, debt: bool) -> bool:
+        """Say whether another block may be exported now."""
+        return self._balance_s > (-_DEBT_S if debt else 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ExportJob:
+    """One block to export from a slot; from a copy of it that is put back to `checkpoint`, where one is given."""
+
+    slot: int
+    n_held: int
+    block: Block
+    note: Note
+    checkpoint: Checkpoint | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Source:
+    """A slot that holds what is worth keeping: the first `n_tokens` of `tokens`, as far as it is not yet exported."""
+
+    slot: Slot
+    sequence: Sequence
+    tokens: list[int]
+    n_tokens: int
+    note: Note
+    is_running: bool
+    next_start: int = 0
+    states: deque[Checkpoint | None] = field(default_factory=deque)  # whole ones to export; None = as the slot is
+    is_done: bool = False
+
+
+class Exports:
+    """The slots that still hold something which no tier has."""
+
+    def __init__(self, spec: EngineSpec, tiers: Tiers, stats: RuntimeStats) -> None:
+        self.budget = ExportBudget()
+        self._tiers = tiers
+        self._stats = stats
+        self._spec = spec
+        self._loses_cells = spec.prefix_rule is PrefixRule.WINDOW
+        self._while_running = tiers.rule is not CutRule.WHOLE and (self._loses_cells or not spec.pool_is_host_memory)
+        self._sources: dict[int, _Source] = {}
+        self._rescued: deque[ExportJob] = deque()
+
+    @property
+    def has_work(self) -> bool:
+        """Say whether a slot holds something that is to be exported."""
+        return bool(self._rescued) or any(not source.is_done for source in self._sources.values())
+
+    def seated(self, sequence: Sequence) -> None:
+        """Take note that a sequence has a slot: whatever that held before is its own now."""
+        slot = sequence.slot
+        assert slot is not None
+        self._sources.pop(slot.id, None)
+        if self._while_running and _is_kept(sequence) and self._tiers.is_on:
+            self._sources[slot.id] = _Source(slot, sequence, sequence.tokens, 0, _note(sequence), is_running=True)
+
+    def retired(self, slot: Slot, sequence: Sequence, n_tokens: int) -> None:
+        """Take note that a slot is kept for the first `n_tokens` of a sequence alone."""
+        before = self._sources.pop(slot.id, None)
+        if not self._tiers.is_on or not n_tokens or (self._tiers.rule is CutRule.WHOLE and n_tokens != slot.n_held):
+            return
+        source = _Source(slot, sequence, sequence.tokens[:n_tokens], n_tokens, _note(sequence), is_running=False)
+        if self._tiers.rule is CutRule.WHOLE:
+            source.states.extend([None, *(c for c in reversed(slot.checkpoints) if c.n_tokens < n_tokens)])
+        elif before is not None and before.sequence is sequence:
+            source.next_start = before.next_start
+        self._sources[slot.id] = source
+
+    def dropped(self, slot: Slot) -> None:
+        """Take note that a slot is cleared. Idempotent."""
+        self._sources.pop(slot.id, None)
+
+    def is_safe(self, slot: Slot) -> bool:
+        """Say whether nothing is lost with a retained slot."""
+        source = self._sources.get(slot.id)
+        return source is None or source.is_done
+
+    def rescue(self, slot: Slot) -> None:
+        """Have what a slot holds exported before the next edits, as far as the debt allows: it is to be cleared."""
+        source = self._sources.get(slot.id)
+        if source is None:
+            return
+        per_block_s = self._stats.export_s / self._stats.n_exported_blocks if self._stats.n_exported_blocks else 0.001
+        for job in self._jobs(source):
+            if not self.budget.allows(debt=True) and not job.note.is_pinned:
+                break
+            self.budget.spend(per_block_s)
+            self._rescued.append(job)
+
+    def take_rescued(self) -> list[ExportJob]:
+        """Hand over what is to be exported before the edits that were recorded since the last call."""
+        jobs, self._rescued = list(self._rescued), deque()
+        return jobs
+
+    def due(self) -> Iterator[ExportJob]:
+        """Yield jobs that cannot wait, whatever the budget: what a window is about to lose, and what is pinned."""
+        for source in list(self._sources.values()):
+            if self._loses_cells or source.note.is_pinned:
+                yield from self._jobs(source)
+
+    def next(self, busy: frozenset[int]) -> ExportJob | None:
+        """Return the next job; None = there is none. Slots in `busy` have edits before them."""
+        for source in list(self._sources.values()):
+            if self._tiers.rule is CutRule.WHOLE and (source.slot.id in busy or source.slot.is_settling):
+                continue
+            job = next(self._jobs(source), None)
+            if job is not None:
+                return job
+        return None
+
+    def exported(self, job: ExportJob, blob: bytes, elapsed_s: float) -> None:
+        """Keep what a job gave."""
+        self._tiers.put(job.block, blob, job.note)
+        self._stats.n_exported_blocks += 1
+        self._stats.export_s += elapsed_s
+        self.budget.spend(elapsed_s)
+
+    def _jobs(self, source: _Source) -> Iterator[ExportJob]:
+        """Yield what is left to export of a slot, past what the tiers have; what was yielded counts as done."""
+        if self._tiers.rule is CutRule.WHOLE:
+            yield from self._whole_jobs(source)
+            return
+        size, chain = self._tiers.block_tokens, source.sequence.lookup.chain
+        while source.next_start < (n_tokens := self._n_exportable(source)):
+            start = source.next_start
+            end = min(start + size, n_tokens)
+            source.next_start = end
+            if self._is_kept_already(source, self._key(source, start, end)):
+                continue
+            block = chain.block(source.tokens, start, end)
+            if self._is_kept_already(source, block.key):
+                continue
+            if self._loses_cells and source.slot.first_held > start:
+                block = replace(block, is_bare=True)
+            yield ExportJob(source.slot.id, source.slot.n_held, block, source.note)
+        source.is_done = not source.is_running
+
+    def _whole_jobs(self, source: _Source) -> Iterator[ExportJob]:
+        slot, chain = source.slot, source.sequence.lookup.chain
+        while source.states:
+            checkpoint = source.states.popleft()
+            n_tokens = source.n_tokens if checkpoint is None else checkpoint.n_tokens
+            block = chain.whole(source.tokens, n_tokens)
+            if not self._is_kept_already(source, block.key):
+                yield ExportJob(slot.id, slot.n_held, block, source.note, checkpoint)
+        source.is_done = True
+
+    def _is_kept_already(self, source: _Source, key: Key | None) -> bool:
+        return key is not None and not source.note.is_pinned and self._tiers.holds(key)
+
+    def _n_exportable(self, source: _Source) -> int:
+        """Return the end of what can be exported now: of a running sequence only whole blocks."""
+        if not source.is_running:
+            return source.n_tokens
+        limit = min(source.slot.n_held, len(source.tokens))
+        if self._spec.cut_tokens:
+            limit = min(limit, source.sequence.n_prompt - 1) // self._spec.cut_tokens * self._spec.cut_tokens
+        return limit // self._tiers.block_tokens * self._tiers.block_tokens
+
+    def _key(self, source: _Source, start: int, end: int) -> Key | None:
+        """Return a whole block's key without making its marks."""
+        if end - start < self._tiers.block_tokens:
+            return None
+        chain = source.sequence.lookup.chain
+        chain.extend(source.tokens[:end])
+        return chain.keys[start // self._tiers.block_tokens]
+
+
+def _is_kept(sequence: Sequence) -> bool:
+    return sequence.run.cache != "off"
+
+
+def _note(sequence: Sequence) -> Note:
+    return Note(sequence.n_tokens, sequence.run.is_private, sequence.run.cache == "pin")
