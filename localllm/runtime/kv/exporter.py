@@ -52,15 +52,18 @@ class Exporter:
         except Exception as error:
             logger.warning("a block was not kept: %s", type(error).__name__)
             return
-        self._exports.exported(job, blob, time.perf_counter() - started_s)
+        if blob is not None:
+            self._exports.exported(job, blob, time.perf_counter() - started_s)
 
-    def _export(self, job: ExportJob) -> bytes:
+    def _export(self, job: ExportJob) -> bytes | None:
+        """Return a block's bytes; None = there was no room for the copy that it is taken from."""
         if job.checkpoint is None:
             return self._engine.export(job.slot, job.block.start, job.block.end)
         spare = self._engine.spec.n_slots - 1
         copy, back = CopyPrefix(job.slot, spare, job.n_held), Rewind(spare, job.checkpoint.blob, job.block.end)
         try:
-            self._engine.edit((copy, back))
-            return self._engine.export(spare, 0, job.block.end)
+            copied, rewound = self._engine.edit((copy, back))
+            is_right = copied.n_valid == job.n_held and rewound.n_valid == job.block.end
+            return self._engine.export(spare, 0, job.block.end) if is_right else None
         finally:
             self._engine.edit((Clear(spare),))

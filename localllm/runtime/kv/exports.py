@@ -98,10 +98,11 @@ class Exports:
     def retired(self, slot: Slot, sequence: Sequence, n_tokens: int) -> None:
         """Take note that a slot is kept for the first `n_tokens` of a sequence alone."""
         before = self._sources.pop(slot.id, None)
-        if not self._tiers.is_on or not n_tokens or (self._tiers.rule is CutRule.WHOLE and n_tokens != slot.n_held):
+        is_whole = self._tiers.rule is CutRule.WHOLE
+        if not self._tiers.is_on or not n_tokens or (is_whole and (n_tokens != slot.n_held or slot.is_settling)):
             return
         source = _Source(slot, sequence, sequence.tokens[:n_tokens], n_tokens, _note(sequence), is_running=False)
-        if self._tiers.rule is CutRule.WHOLE:
+        if is_whole:
             source.states.extend([None, *(c for c in reversed(slot.checkpoints) if c.n_tokens < n_tokens)])
         elif before is not None and before.sequence is sequence:
             source.next_start = before.next_start
@@ -142,7 +143,7 @@ class Exports:
     def next(self, busy: frozenset[int]) -> ExportJob | None:
         """Return the next job; None = there is none. Slots in `busy` have edits before them."""
         for source in list(self._sources.values()):
-            if self._tiers.rule is CutRule.WHOLE and (source.slot.id in busy or source.slot.is_settling):
+            if self._tiers.rule is CutRule.WHOLE and source.slot.id in busy:
                 continue
             job = next(self._jobs(source), None)
             if job is not None:

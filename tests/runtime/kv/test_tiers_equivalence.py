@@ -211,7 +211,8 @@ def test_another_salt_shares_nothing(kind: str) -> None:
     bench = _bench(kind)
     bench.answer(prompt, salt="one")
     assert bench.answer(prompt, salt="two").usage.cached_tokens == {"device": 0}
-    assert bench.answer(prompt, salt="one").usage.cached_tokens["device"] > 0
+    _finish(bench)
+    assert sum(bench.answer(prompt, salt="one").usage.cached_tokens.values()) > 0
     after = _restarted(kind, bench)
     assert after.answer(prompt, salt="three").usage.cached_tokens == {"device": 0}
 
