@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 
 from localllm.runtime.cost import StepCost
 from localllm.runtime.engine import (
@@ -32,6 +33,21 @@ from localllm.runtime.slots import Checkpoint, Cut, Slot, Slots, usable_cut
 
 _CHECKPOINTS_PER_SLOT = 4
 _RETAINED_SHARE = 0.02  # of a step's time, that retained cells may cost those at work
+
+
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """What a sequence would begin with if it were seated now: `n_device` tokens, then `links`.
+
+    `n_held`: leading tokens that some slot holds, usable or not; `n_coming`: that a running sequence will
+    soon have computed. `used_s`: when the slot was last used (monotonic seconds), None where it is at work.
+    """
+
+    n_device: int
+    links: tuple[Link, ...]
+    n_held: int
+    n_coming: int
+    used_s: float | None
 
 
 class Room:
@@ -209,6 +225,25 @@ class Room:
                 self._clear(slot)
                 if self.slots.retained_cells <= cap:
                     break
+
+    def prospect(self, sequence: Sequence) -> Prospect:
+        """Return what a sequence would begin with, changing nothing."""
+        source, cut, links = self._best_start(sequence)
+        n_held = n_coming = 0
+        for hit in self._cache.match(sequence.run.root, sequence.tokens):
+            tenant = self._tenants.get(hit.slot)
+            n_held = max(n_held, min(hit.n_common, self.slots[hit.slot].n_held))
+            if tenant is not None and tenant.phase in (Phase.PREFILL, Phase.RESTORING):
+                n_coming = max(n_coming, min(hit.n_common, sequence.n_tokens - 1))
+        used_s = source.used_s if source is not None and self.slots.is_retained(source) else None
+        return Prospect(cut.n_tokens, links, n_held, n_coming, used_s)
+
+    def clear_retained(self) -> int:
+        """Clear every retained slot, whatever is lost with it; return the cells that this frees."""
+        n_used = self.slots.used_cells
+        for slot in self.slots.retained():
+            self._clear(slot)
+        return n_used - self.slots.used_cells
 
     def retire(self, sequence: Sequence) -> None:
         """Keep what a sequence's slot holds, for whoever comes with the same prefix, unless it wants nothing kept."""

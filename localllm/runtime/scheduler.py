@@ -30,7 +30,7 @@ from localllm.runtime.kv.tiers import Tiers, no_tiers
 from localllm.runtime.metrics import RuntimeStats
 from localllm.runtime.plan import PlannedItem, StepPlan
 from localllm.runtime.readers import Readers
-from localllm.runtime.room import Room
+from localllm.runtime.room import Prospect, Room
 from localllm.runtime.rows import RowPlanner
 from localllm.runtime.sequence import Embedding, Phase, RequestRun, Sequence
 from localllm.runtime.stream import EventSink
@@ -73,6 +73,16 @@ class Scheduler:
     def exports(self) -> Exports:
         """What slots hold that is still to be kept in a tier."""
         return self._room.exports
+
+    def prospect(self, sequence: Sequence) -> Prospect:
+        """Return what a sequence would begin with if it were seated now. It stays as it is."""
+        return self._room.prospect(sequence)
+
+    def clear_retained(self) -> int:
+        """Clear what is kept of sequences that have ended; return the cells that this frees."""
+        n_freed = self._room.clear_retained()
+        self._publish()
+        return n_freed
 
     @property
     def may_export(self) -> bool:
