@@ -79,6 +79,8 @@ class TierConfig:
     `ram_bytes`: of one loaded model; None = a quarter of the memory that is available, 0 = no RAM tier.
     `disk_dir` "" = nothing goes to disk. `disk_bytes`: of all models in that folder together.
     `disk_daily_bytes`: written a day, by all processes together. `disk_age_s`: unused for that long, it goes.
+    `flush_s`: how long closing waits for what is still to be written; with `keeps_all` that is all that RAM
+    holds, else what the rules of writing chose before.
     """
 
     ram_bytes: int | None = None
@@ -87,6 +89,8 @@ class TierConfig:
     disk_daily_bytes: int = 32 << 30
     disk_age_s: float = 7 * 86_400.0
     block_tokens: int = 64
+    flush_s: float = 2.0
+    keeps_all: bool = False
 
     def __post_init__(self) -> None:
         for name in ("ram_bytes", "disk_bytes", "disk_daily_bytes"):

@@ -34,6 +34,7 @@ from localllm.runtime.sequence import Phase, RequestRun, Sequence
 
 logger = logging.getLogger("localllm.runtime")
 T = TypeVar("T")
+_LAST_EXPORTS_S = 1.0
 _STUCK_WAIT_S = 0.05  # between plans that came out empty although someone waits
 
 
@@ -251,10 +252,23 @@ class EngineLoop:
         self._closing = True
         for message in self.inbox.receive(0):
             self._apply(message)
+        self._close_tiers()
         try:
             self.engine.close()
         except Exception as error:
             _log("the engine could not be freed", error)
+
+    def _close_tiers(self) -> None:
+        """Keep what slots hold, as far as that is quick, and let the disk tier write what it may."""
+        try:
+            if self.death is None:
+                end_s = time.monotonic() + _LAST_EXPORTS_S
+                self._exporter.run(
+                    is_idle=True, is_quiet=True, edited=frozenset(), is_wanted=lambda: time.monotonic() > end_s
+                )
+            self.scheduler.tiers.close()
+        except Exception as error:
+            _log("the tiers could not be closed", error)
 
 
 def _log(what: str, error: BaseException) -> None:

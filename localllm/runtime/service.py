@@ -20,7 +20,8 @@ from localllm.runtime.cost import StepCost
 from localllm.runtime.draft.base import Drafter
 from localllm.runtime.engine import Engine, EngineSpec
 from localllm.runtime.hooks import NO_HOOKS, Hooks
-from localllm.runtime.inbox import Cancel, Ping, Submit
+from localllm.runtime.inbox import Cancel, Ping, Submit, TierReady
+from localllm.runtime.kv.tiers import Tiers
 from localllm.runtime.loop import EngineLoop
 from localllm.runtime.metrics import RuntimeStats
 from localllm.runtime.prepare import ModelFacts, options_from, prepare
@@ -68,7 +69,14 @@ class Service:
         self._config = config
         self._spec = engine.spec
         cost = StepCost()
-        self._scheduler = Scheduler(engine.spec, config, cost, hooks.published)
+        self._tiers = Tiers(
+            config.tiers,
+            spec=engine.spec,
+            model_name=model.name,
+            can_write_disk=model.sha256 is not None,
+            wake=lambda: self._loop.inbox.put(TierReady()),
+        )
+        self._scheduler = Scheduler(engine.spec, config, cost, hooks.published, self._tiers)
         self._loop = EngineLoop(engine, self._scheduler, cost, drafter, hooks.watch)
         self._gate = hooks.gate
         self._admission = threading.Lock()
@@ -119,7 +127,7 @@ class Service:
         assert into is not None
         self._join_queue(into)
         try:
-            run = prepare(request, self._facts, self._spec, into)
+            run = prepare(request, self._facts, self._spec, into, self._tiers)
             self._gate(run)
         except BaseException:
             self._leave_queue(into)

@@ -103,6 +103,7 @@ class Tiers:
         wake: Callable[[], None] = lambda: None,
     ) -> None:
         self.rule = cut_rule(spec)
+        self._config = config
         self._window_tokens = spec.window_tokens if spec.prefix_rule is PrefixRule.WINDOW else 0
         self._lock = threading.RLock()
         limit_bytes = available_bytes() // _SHARE_OF_AVAILABLE if config.ram_bytes is None else config.ram_bytes
@@ -270,17 +271,16 @@ class Tiers:
         if self._disk is not None:
             self._disk.clear()
 
-    def close(self, *, flush_s: float = 0.0) -> None:
-        """End the tiers' threads; what RAM holds and the rules allow is written, for at most `flush_s`. Idempotent."""
+    def close(self) -> None:
+        """End the tiers' threads, once what is to be written is, within the time that the settings give. Idempotent."""
         if self._reader is not None:
             self._reader.close()
         if self._disk is not None:
-            if flush_s > 0:
-                with self._lock:
-                    waiting = [entry for entry in self._ram if not entry.is_on_disk]
-                for entry in waiting:
-                    self._write(entry, is_second_use=True)
-            self._disk.close(flush_s=flush_s)
+            with self._lock:
+                waiting = [entry for entry in self._ram if not entry.is_on_disk] if self._config.keeps_all else []
+            for entry in waiting:
+                self._write(entry, is_second_use=True)
+            self._disk.close(flush_s=self._config.flush_s)
 
     def _look_on_disk(self, disk: DiskTier, lookup: Lookup, tokens: Tokens) -> None:
         """Ask the disk for the blocks of a chain, from its first to where it leaves all that is known."""

@@ -231,12 +231,12 @@ def test_what_is_retained_goes_once_it_is_safe_and_somebody_else_runs(kind: str)
 
 
 def test_from_disk_after_the_process_ended(kind: str, tmp_path: Path) -> None:
-    config = replace(RAM, disk_dir=str(tmp_path / "kv"), disk_bytes=1 << 24)
+    config = replace(RAM, disk_dir=str(tmp_path / "kv"), disk_bytes=1 << 24, keeps_all=True)
     spec, prompt = SPECS[kind], _prompt(15, 200)
     before = Bench(FakeEngine(spec), tiers=_tiers(spec, config, disk=True))
     first = before.answer(prompt)
     _finish(before)
-    before.tiers.close(flush_s=10)
+    before.tiers.close()
     tiers = _tiers(spec, config, disk=True)
     after = Bench(FakeEngine(spec), tiers=tiers)
     second = after.answer(prompt)
@@ -244,7 +244,7 @@ def test_from_disk_after_the_process_ended(kind: str, tmp_path: Path) -> None:
     if tiers.rule is not CutRule.ENDS:
         assert second.usage.cached_tokens == {"device": 0, "disk": len(prompt) - 1}
     assert second.usage.cached_tokens["disk"] > len(prompt) - 40
-    tiers.close(flush_s=0)
+    tiers.close()
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -289,7 +289,7 @@ def test_any_mix_answers_right(kind: str, seed: int, tmp_path: Path) -> None:
             assert i in cancelled
         if choice.finish_reason == "stop":
             assert choice.ids == expected
-    tiers.close(flush_s=0)
+    tiers.close()
 
 
 def _never(edit: Edit) -> bool:
