@@ -6,25 +6,24 @@ turns it into tokens, cutting there. Jinja is imported and the template compiled
 
 from __future__ import annotations
 
-import bisect
 import re
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from localllm.errors import TemplateError, UsageError
+from localllm.models.template.encoding import Encoded, encode
 from localllm.models.template.messages import count_chars, prepare_messages, prepare_value
 from localllm.models.template.meter import Limits, OverBudget
-from localllm.models.template.neutralise import Spellings, mark, unused_mark
-from localllm.models.template.text import Text, message_of
-from localllm.models.tokenizer import Tokenizer
+from localllm.models.template.neutralise import Spellings
+from localllm.models.template.rendered import Rendered, rendered
 
 if TYPE_CHECKING:
     from jinja2.environment import Template
 
     from localllm.models.template.sandbox import Sandbox
+
+__all__ = ["MAX_SOURCE_BYTES", "ChatTemplate", "Encoded", "Rendered", "encode", "missing"]
 
 MAX_SOURCE_BYTES = 256 * 1024
 _MAX_WORDS = 500  # of a template's own words in an error
@@ -32,35 +31,6 @@ _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "bos_token"
 # Templates that test whether arguments are text write JSON text as it stands; the others want an object.
 _TAKES_TEXT = re.compile(r"arguments['\"]?\]?\s+is\s+(not\s+)?string")
 _WANTS_OBJECT = re.compile(r"arguments['\"]?\]?\s+is\s+(not\s+)?mapping")
-
-
-@dataclass(frozen=True, slots=True)
-class Rendered:
-    """A prompt as text.
-
-    `mark` stands in `text` inside every control spelling that the caller wrote (`n_neutralised` of
-    them) and nowhere else. `boundaries`: offsets into `text`, ascending, where a message (or the
-    tool list) ends. `unseen`: messages with content of which the template wrote nothing.
-    """
-
-    text: str
-    boundaries: tuple[int, ...]
-    mark: str
-    n_neutralised: int = 0
-    unseen: tuple[int, ...] = ()
-
-    @property
-    def plain(self) -> str:
-        """The prompt as the template wrote it, without marks."""
-        return self.text.replace(self.mark, "")
-
-
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """A prompt as tokens; `boundaries` are token positions, none inside a token."""
-
-    tokens: list[int]
-    boundaries: tuple[int, ...]
 
 
 class ChatTemplate:
@@ -162,63 +132,12 @@ class ChatTemplate:
         return sandbox, template, Spellings(self._specials)
 
 
-def encode(tokenizer: Tokenizer, rendered: Rendered) -> Encoded:
-    """Tokenise a rendered prompt: specials that the template wrote are parsed, the caller's never formed.
-
-    BOS is added only where the vocabulary asks for it and the template did not write it.
-    """
-    vocabulary = tokenizer.vocabulary
-    tokens: list[int] = []
-    positions: list[int] = []
-    waiting = list(rendered.boundaries)
-    at = 0
-    for index, piece in enumerate(rendered.text.split(rendered.mark)):
-        ids = tokenizer.encode(piece, parse_special=True, continues=index > 0)
-        bos = vocabulary.bos_id
-        if index == 0 and vocabulary.add_bos and bos is not None and ids[:1] != [bos]:
-            tokens.append(bos)
-        end = at + len(piece)
-        inside = [boundary - at for boundary in waiting if boundary <= end]
-        positions += [len(tokens) + n for n in _token_positions(tokenizer, piece, ids, inside)]
-        waiting = waiting[len(inside) :]
-        tokens += ids
-        at = end + len(rendered.mark)
-    return Encoded(tokens, tuple(sorted({position for position in positions if position})))
-
-
 def missing(name: str) -> TemplateError:
     """Return the refusal of a chat with a model that has no chat template."""
     return TemplateError(
         f"{name} has no chat template, so it cannot chat.",
         "give a template with --template FILE, or plain text with localllm run --raw",
     )
-
-
-def _token_positions(tokenizer: Tokenizer, text: str, ids: list[int], offsets: list[int]) -> list[int]:
-    """Return how many of `ids` lie wholly before each offset (ascending) of `text`, as far as that can be told."""
-    positions: list[int] = []
-    data, at, n_done = text.encode("utf-8", "surrogatepass"), 0, 0
-    for offset in offsets:
-        target = len(text[:offset].encode("utf-8", "surrogatepass"))
-        while n_done < len(ids):
-            after = _after_piece(data, at, tokenizer.piece(ids[n_done]))
-            if after is None:
-                return positions
-            if after > target:
-                break
-            at, n_done = after, n_done + 1
-        positions.append(n_done)
-    return positions
-
-
-def _after_piece(data: bytes, at: int, piece: bytes) -> int | None:
-    """Return where `piece` ends in `data`; a vocabulary may add a space before it or swallow spaces."""
-    if data.startswith(piece, at):
-        return at + len(piece)
-    if piece[:1] == b" " and data.startswith(piece[1:], at):
-        return at + len(piece) - 1
-    skipped = at + len(data[at:]) - len(data[at:].lstrip())
-    return skipped + len(piece) if skipped > at and data.startswith(piece, skipped) else None
 
 
 def _call_developers_system(chat: list[dict[str, Any]]) -> None:
@@ -229,42 +148,12 @@ def _call_developers_system(chat: list[dict[str, Any]]) -> None:
 
 
 def _rendered(text: str, spellings: Spellings, chat: list[dict[str, Any]]) -> Rendered:
-    cuts = spellings.cuts(text)
-    character = unused_mark(text)
-    spans = text.spans if isinstance(text, Text) else ()
-    seen = {message_of(origin) for _, _, origin in spans if origin >= 0}
-    return Rendered(
-        text=mark(text, cuts, character),
-        boundaries=tuple(end + bisect.bisect_left(cuts, end) for end in _boundaries(text, spellings)),
-        mark=character,
-        n_neutralised=len(cuts),
-        unseen=tuple(i for i, message in enumerate(chat) if message["content"].strip() and i not in seen),
+    return rendered(
+        text,
+        spellings,
+        with_content=[i for i, message in enumerate(chat) if message["content"].strip()],
+        assistants={i for i, message in enumerate(chat) if message["role"] == "assistant"},
     )
-
-
-def _boundaries(text: str, spellings: Spellings) -> list[int]:
-    """Return where each message's part ends: after the end of turn and the white space that follow its words.
-
-    There is none between messages whose words do not stand in their order (hoisted, reversed, repeated).
-    """
-    spans = text.spans if isinstance(text, Text) else ()
-    plain = str.__str__(text)
-    owners = [message_of(origin) for _, _, origin in spans]
-    before = list(accumulate((-1 if owner is None else owner for owner in owners), max))
-    behind = list(accumulate((len(plain) if owner is None else owner for owner in reversed(owners)), min))[::-1]
-    gaps = [
-        (spans[at - 1][1], spans[at][0])
-        for at in range(1, len(spans))
-        if before[at - 1] < behind[at] and owners[at] is not None
-    ]
-    if spans:
-        gaps.append((spans[-1][1], len(plain)))
-    ends: set[int] = set()
-    for start, stop in gaps:
-        end = spellings.first_end(plain, start, stop)
-        end = start if end is None or end > stop else end
-        ends.add(end + len(plain[end:stop]) - len(plain[end:stop].lstrip()))
-    return sorted(ends)
 
 
 def _explained(error: Exception, template: Template, message: int | None) -> TemplateError:

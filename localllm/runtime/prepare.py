@@ -15,8 +15,10 @@ from typing import Any, get_args
 from localllm.errors import ContextOverflow, UsageError
 from localllm.models.chat_template import ChatTemplate, Encoded
 from localllm.models.tokenizer import Tokenizer
+from localllm.runtime.answers import AnswerMemory, Recollection
 from localllm.runtime.detokenizer import Detokenizer
 from localllm.runtime.engine import EngineSpec, PrefixRule
+from localllm.runtime.kv.blocks import Root
 from localllm.runtime.kv.tiers import Lookup, Tiers, no_tiers
 from localllm.runtime.prompts import encode_prompt, encode_texts
 from localllm.runtime.sampler import Sampler
@@ -53,11 +55,17 @@ class ModelFacts:
 
 
 def prepare(
-    request: Request, model: ModelFacts, spec: EngineSpec, stream: EventSink, tiers: Tiers | None = None
+    request: Request,
+    model: ModelFacts,
+    spec: EngineSpec,
+    stream: EventSink,
+    tiers: Tiers | None = None,
+    answers: AnswerMemory | None = None,
 ) -> RequestRun:
     """Return the request as sequences, one a choice, or as texts to embed, ready for the scheduler.
 
-    What the `tiers` know of its prompt is looked up here, and reading it begins.
+    What the `tiers` know of its prompt is looked up here, and reading it begins. `answers`: what was generated
+    before, and will be remembered of this.
 
     Raises: UsageError, TemplateError, ContextOverflow; nothing was queued then.
     """
@@ -66,7 +74,8 @@ def prepare(
     options = request.options
     sampling = _checked_options(options, model)
     timeline = Timeline()
-    encoded = encode_prompt(request, model, timeline)
+    recollection = recollection_of(request, answers)
+    encoded = encode_prompt(request, model, timeline, recollection)
     n_prompt = len(encoded.tokens)
     run = RequestRun(
         request_id=request.request_id,
@@ -79,7 +88,8 @@ def prepare(
         reuse_prefix=options.reuse_prefix and options.cache != "off",
         cache=options.cache,
         is_private=options.is_private,
-        root=("", options.salt),
+        root=_root(options),
+        recollection=recollection,
     )
     vocabulary = model.tokenizer.vocabulary
     lookups = _lookups(run, encoded.tokens, options.n, tiers or no_tiers(spec))
@@ -108,6 +118,15 @@ def prepare(
         for choice in range(options.n)
     ]
     return run
+
+
+def recollection_of(request: Request, answers: AnswerMemory | None) -> Recollection | None:
+    """Return what a request may know of earlier answers; nothing where it wants nothing that is held."""
+    return None if answers is None or request.options.cache == "off" else answers.recall(_root(request.options))
+
+
+def _root(options: GenerationOptions) -> Root:
+    return "", options.salt
 
 
 def _lookups(run: RequestRun, tokens: list[int], n_choices: int, tiers: Tiers) -> list[Lookup]:

@@ -11,6 +11,7 @@ from localllm.models import chat_template
 from localllm.models.chat_template import Encoded, Rendered
 from localllm.models.template.messages import count_chars
 from localllm.models.tokenizer import Tokenizer
+from localllm.runtime.answers import Recollection
 from localllm.runtime.sequence import Timeline
 from localllm.runtime.types import ChatRequest, CompletionRequest, EmbeddingRequest, GenerationRequest, Request, Tokens
 
@@ -21,8 +22,12 @@ _MAX_UNCOUNTED_CHARS = 2_000_000
 _MAX_CHARS_PER_TOKEN = 64  # on average over a whole prompt; the longest tokens of some vocabularies are longer
 
 
-def encode_prompt(request: Request, model: ModelFacts, timeline: Timeline | None = None) -> Encoded:
+def encode_prompt(
+    request: Request, model: ModelFacts, timeline: Timeline | None = None, recollection: Recollection | None = None
+) -> Encoded:
     """Return the prompt's token ids, and where messages end in them.
+
+    `recollection`: earlier answers in a conversation keep the tokens that were generated; it takes note of the prompt.
 
     Raises: TemplateError (no template, or it refuses this conversation); UsageError;
     ContextOverflow for a text so long that counting its tokens would take minutes.
@@ -36,7 +41,9 @@ def encode_prompt(request: Request, model: ModelFacts, timeline: Timeline | None
         rendered = render_prompt(request, model)
         timeline.add("template", time.perf_counter() - started_s)
         started_s = time.perf_counter()
-        encoded = chat_template.encode(model.tokenizer, rendered)
+        encoded = chat_template.encode(model.tokenizer, rendered, recollection)
+        if recollection is not None:
+            recollection.ends(rendered.text, encoded.tokens)
     else:
         encoded = Encoded(_completion_ids(request, model.tokenizer), ())
     timeline.add("tokenise", time.perf_counter() - started_s)

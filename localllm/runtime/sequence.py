@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from localllm.runtime import events
+from localllm.runtime.answers import Recollection
 from localllm.runtime.detokenizer import Detokenizer
 from localllm.runtime.events import Event, FinishReason, TokenLogprob
 from localllm.runtime.kv.blocks import NO_ROOT, Root
@@ -70,7 +71,7 @@ class RequestRun:
 
     `is_lone`: it runs while nothing else does. May be set until it is queued. `reuse_prefix` False: its
     prompt is computed once for its choices, whatever is held of it. `cache`, `is_private`: as in the options;
-    `root`: what its KV may be shared with.
+    `root`: what its KV may be shared with. `recollection` takes note of what was generated.
     """
 
     request_id: str
@@ -85,6 +86,7 @@ class RequestRun:
     cache: CacheUse = "on"
     is_private: bool = False
     root: Root = NO_ROOT
+    recollection: Recollection | None = None
     sequences: list[Sequence] = field(default_factory=list)
     embedding: Embedding | None = None
     outbox: list[Event] = field(default_factory=list)
@@ -257,6 +259,8 @@ class Sequence:
     def finish(self, reason: FinishReason, stop: str | None = None) -> None:
         """End this choice: tell the text held back (a cut character is dropped), then the reason."""
         self.phase = Phase.FINISHED
+        if self.run.recollection is not None:
+            self.run.recollection.keep(self.tokens[self.n_prompt :])
         if stop is None:
             text = self.stop.flush()
             if text:

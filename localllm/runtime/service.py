@@ -15,6 +15,7 @@ from typing import Any, Self, overload
 from localllm.errors import QueueFull, Unavailable
 from localllm.models.info import ModelInfo
 from localllm.models.tokenizer import Tokenizer
+from localllm.runtime.answers import AnswerMemory
 from localllm.runtime.config import RuntimeConfig
 from localllm.runtime.cost import StepCost
 from localllm.runtime.draft.base import Drafter
@@ -24,7 +25,7 @@ from localllm.runtime.inbox import Cancel, Ping, Submit, TierReady
 from localllm.runtime.kv.tiers import Tiers
 from localllm.runtime.loop import EngineLoop
 from localllm.runtime.metrics import RuntimeStats
-from localllm.runtime.prepare import ModelFacts, options_from, prepare
+from localllm.runtime.prepare import ModelFacts, options_from, prepare, recollection_of
 from localllm.runtime.prompts import encode_prompt, render_prompt
 from localllm.runtime.sampling_params import Sampling
 from localllm.runtime.scheduler import Scheduler
@@ -76,6 +77,8 @@ class Service:
             can_write_disk=model.sha256 is not None,
             wake=lambda: self._loop.inbox.put(TierReady()),
         )
+        # With it, what a prompt becomes depends on what was answered before: not where answers must be equal.
+        self._answers = None if engine.spec.cut_tokens else AnswerMemory(facts.tokenizer)
         self._scheduler = Scheduler(engine.spec, config, cost, hooks.published, self._tiers)
         self._loop = EngineLoop(engine, self._scheduler, cost, drafter, hooks.watch)
         self._gate = hooks.gate
@@ -127,7 +130,7 @@ class Service:
         assert into is not None
         self._join_queue(into)
         try:
-            run = prepare(request, self._facts, self._spec, into, self._tiers)
+            run = prepare(request, self._facts, self._spec, into, self._tiers, self._answers)
             self._gate(run)
         except BaseException:
             self._leave_queue(into)
@@ -192,7 +195,7 @@ class Service:
 
     def prompt_tokens(self, request: Request) -> list[int]:
         """Return the ids that a request's prompt becomes."""
-        return list(encode_prompt(request, self._facts).tokens)
+        return list(encode_prompt(request, self._facts, recollection=recollection_of(request, self._answers)).tokens)
 
     def render_prompt(self, request: ChatRequest) -> tuple[str, list[int]]:
         """Return a conversation's prompt as the template writes it, and the ids that it becomes."""
