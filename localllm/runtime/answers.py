@@ -75,6 +75,13 @@ class AnswerMemory:
             while self._n_bytes > self._max_bytes and self._answers:
                 self._count(*self._answers.popitem(last=False), -1)
 
+    def clear(self) -> None:
+        """Forget every answer."""
+        with self._lock:
+            self._answers.clear()
+            self._lengths.clear()
+            self._n_bytes = 0
+
     def lengths(self, earliest: int, latest: int) -> list[int]:
         """Return the lengths in [earliest, latest], ascending, of texts that answers followed."""
         with self._lock:

@@ -7,21 +7,25 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, overload
+from typing import Any, Self, TypeVar, overload
 
 from localllm.errors import QueueFull, Unavailable
 from localllm.models.info import ModelInfo
 from localllm.models.tokenizer import Tokenizer
 from localllm.runtime.answers import AnswerMemory
+from localllm.runtime.caches import Caches
 from localllm.runtime.config import RuntimeConfig
 from localllm.runtime.cost import StepCost
 from localllm.runtime.draft.base import Drafter
 from localllm.runtime.engine import Engine, EngineSpec
+from localllm.runtime.events import Event
 from localllm.runtime.hooks import NO_HOOKS, Hooks
 from localllm.runtime.inbox import Cancel, Ping, Submit, TierReady
+from localllm.runtime.kv.explain import CacheStats, Cleared, Explanation, Warmed
 from localllm.runtime.kv.tiers import Tiers
 from localllm.runtime.loop import EngineLoop
 from localllm.runtime.metrics import RuntimeStats
@@ -31,6 +35,11 @@ from localllm.runtime.sampling_params import Sampling
 from localllm.runtime.scheduler import Scheduler
 from localllm.runtime.stream import Answer, EventSink, TokenStream, collect, rebuild, told
 from localllm.runtime.types import ChatRequest, CompletionRequest, GenerationRequest, Message, Request
+from localllm.runtime.warming import document_tokens, warm
+
+T = TypeVar("T")
+_KEEPING_S = 15.0  # that an answer waits for what is still to be written
+_LOOK_S = 0.1  # between looks whether the engine's thread is there
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +59,14 @@ class LoadedModel:
     sampling: Sampling
     notes: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _answer(asked: Future[T], question: Callable[[], T]) -> None:
+    """Answer a question; that it fails is the asker's news, not the thread's."""
+    try:
+        asked.set_result(question())
+    except BaseException as error:
+        asked.set_exception(error)
 
 
 class Service:
@@ -81,6 +98,7 @@ class Service:
         self._answers = None if engine.spec.cut_tokens else AnswerMemory(facts.tokenizer)
         self._scheduler = Scheduler(engine.spec, config, cost, hooks.published, self._tiers)
         self._loop = EngineLoop(engine, self._scheduler, cost, drafter, hooks.watch)
+        self._caches = Caches(facts, engine.spec, self._tiers, self._scheduler, self._answers, self._on_engine)
         self._gate = hooks.gate
         self._admission = threading.Lock()
         self._n_submitted = 0
@@ -201,6 +219,39 @@ class Service:
         """Return a conversation's prompt as the template writes it, and the ids that it becomes."""
         return render_prompt(request, self._facts).plain, self.prompt_tokens(request)
 
+    def explain(self, request: Request) -> Explanation:
+        """Return what the caches know of a request's prompt, and why not more. Nothing is computed.
+
+        Raises: what refuses the request; Unavailable.
+        """
+        self._check_alive()
+        return self._caches.explain(request)
+
+    def warm(self, request: GenerationRequest, on_event: Callable[[Event], None] = lambda event: None) -> Warmed:
+        """Compute a document, or a conversation's beginning, as far as whatever goes on after it begins, and pin it.
+
+        `on_event` gets what happens meanwhile. Raises: what refuses the request or fails it.
+        """
+        return warm(self, request, on_event)
+
+    def document(self, request: Request) -> list[int]:
+        """Return the ids with which every prompt begins that goes on after this one. Raises: what refuses it."""
+        return document_tokens(request, self.prompt_tokens)
+
+    def kept(self, request: GenerationRequest) -> Mapping[str, int]:
+        """Return how many of a prompt's leading tokens each tier holds; waits for what is still to be kept."""
+        self._check_alive()
+        return self._caches.kept(request, _KEEPING_S)
+
+    def cache_stats(self) -> CacheStats:
+        """Return what the caches hold and what they have done."""
+        return self._caches.stats()
+
+    def clear_cache(self) -> Cleared:
+        """Forget all that is kept of requests that have ended: on the device, in RAM, and this model's on disk."""
+        self._check_alive()
+        return self._caches.clear()
+
     def stats(self) -> RuntimeStats:
         """Return a copy of the runtime's counters."""
         return replace(self._scheduler.stats)
@@ -212,6 +263,18 @@ class Service:
     def close(self) -> None:
         """End what is at work with an error and free the model. Idempotent."""
         self._loop.close()
+
+    def _on_engine(self, question: Callable[[], T]) -> T:
+        """Return what the engine's thread answers between two steps. Raises: what it raised; Unavailable."""
+        asked: Future[T] = Future()
+        self.ping(lambda: _answer(asked, question))
+        while True:
+            try:
+                return asked.result(timeout=_LOOK_S)
+            except TimeoutError:
+                if asked.done():
+                    raise
+                self._check_alive()
 
     def _submit_beside(self, request: Request, waiting: Sequence[TokenStream]) -> TokenStream | None:
         """Submit; None where the queue is full and one of those `waiting` will make room in it."""

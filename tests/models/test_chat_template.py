@@ -356,7 +356,8 @@ def test_a_template_as_of_another_day_writes_that_day() -> None:
     ]
     if written[0] == written[3]:  # else midnight passed
         assert [(written[0] - day).days for day in written] == [0, 1, 40, 0]
-    assert today.tells_date and today.as_of(1).tells_date
+    assert today.tells_date
+    assert today.as_of(1).tells_date
 
 
 def test_a_template_without_a_date_says_so() -> None:

@@ -160,14 +160,18 @@ class DiskTier:
             self._aside(found.path, None)
             self._index.drop(key)
 
-    def clear(self) -> None:
-        """Delete this engine's files, those that are pinned too."""
+    def clear(self) -> tuple[int, int]:
+        """Delete this engine's files, those that are pinned too; return how many, and their bytes."""
         with self._changed:
             self._forget_waiting()
+        n_files = n_bytes = 0
         for found in self._index.all():
             with contextlib.suppress(OSError):
                 found.path.unlink()
+                n_files, n_bytes = n_files + 1, n_bytes + found.n_bytes
         self._index.forget_all()
+        self._room.used_bytes = max(0, self._room.used_bytes - n_bytes)
+        return n_files, n_bytes
 
     def stats(self) -> DiskStats:
         """Return what is known of the folder, without looking."""

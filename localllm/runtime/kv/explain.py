@@ -19,6 +19,7 @@ Reason: TypeAlias = Literal[
     "window",
     "checkpoint",
     "block_end",
+    "too_little",
     "evicted",
     "adapter",
     "other_settings",
@@ -28,12 +29,13 @@ Reason: TypeAlias = Literal[
 """Why no more of a prompt is known. Where several hold, the first of this list is told."""
 
 MESSAGES: Mapping[Reason, str] = {
-    "complete": "All is known but the last token, which is always computed.",
+    "complete": "All is known that can be: the rest, at least the last token, is always computed.",
     "off": "This request asks for no cache, so all of it is computed.",
     "in_progress": "Another request is computing more of it right now; this one would wait for it.",
     "window": "More of it is held, but of the sliding window before that point the model has kept too little.",
     "checkpoint": "More of it is held, but the state of this model can only be taken up where it was kept.",
     "block_end": "More of it is held, in a block that is only used as a whole.",
+    "too_little": "More of it is held, but so little that computing it is quicker than putting it back.",
     "evicted": "What follows was held and had to make room.",
     "adapter": "What follows is held for another adapter only.",
     "other_settings": "What follows is held on disk for other load settings (context type, threads, version) only.",
@@ -85,27 +87,56 @@ class Explanation:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """What is found of one sequence of tokens under one root.
+class Warmed:
+    """A prompt's beginning that was computed to be kept. In tokens, by tier.
 
-    `by_tier`: usable tokens; `n_held`: common ones, usable or not; `n_coming`: those that a running
-    request will soon have computed.
+    `found_tokens`: what was known of it before; `kept_tokens`: how much of it each tier holds now, on disk
+    only what has been written; `is_pinned`: it stays in those tiers until they are cleared.
     """
 
-    by_tier: Mapping[str, int]
-    n_held: int
-    n_coming: int = 0
-    age_s: float | None = None
+    n_tokens: int
+    n_computed_tokens: int
+    found_tokens: Mapping[str, int]
+    kept_tokens: Mapping[str, int]
+    is_pinned: bool
 
-    @property
-    def n_usable(self) -> int:
-        """Leading tokens that would not be computed."""
-        return sum(self.by_tier.values())
 
-    @property
-    def tier(self) -> str:
-        """Where the last usable token lies."""
-        return next((tier for tier in ("disk", "ram", "device") if self.by_tier.get(tier)), "")
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """What the caches of one loaded model hold and have done.
+
+    `pool_tokens` and the cells are the device's; `retained_cells` are held for their prefix alone.
+    `prompt_tokens`: by where their KV came from. `disk`: of the folder of all models (its fields are those
+    of `DiskStats`), None without one.
+    """
+
+    pool_tokens: int
+    used_cells: int
+    retained_cells: int
+    n_retained_slots: int
+    n_device_evictions: int
+    ram_limit_bytes: int
+    ram_bytes: int
+    n_ram_blocks: int
+    n_ram_evictions: int
+    prompt_tokens: Mapping[str, int]
+    n_exported_blocks: int
+    export_s: float
+    n_restored_blocks: int
+    restore_s: float
+    n_refused_blocks: int
+    disk: Mapping[str, int | str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """What clearing the caches of one model freed."""
+
+    n_device_cells: int = 0
+    n_ram_blocks: int = 0
+    ram_bytes: int = 0
+    n_disk_blocks: int = 0
+    disk_bytes: int = 0
 
 
 def divergence(tokenizer: Tokenizer, tokens: Tokens, position: int) -> Divergence:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from localllm.models.disk import files
 from localllm.runtime.kv.blocks import Block, Chain, KeyMaker, Root
-from localllm.runtime.kv.disk_format import SUFFIX, BadFile, read_header
 from localllm.runtime.kv.tiers import CutRule, Tier, Tiers
 from localllm.runtime.types import Tokens
 
@@ -38,19 +37,16 @@ def held_tokens(tiers: Tiers, root: Root, tokens: Tokens) -> int:
     return len(tokens)
 
 
-def kept_tokens(tiers: Tiers, root: Root, tokens: Tokens) -> dict[Tier, int]:
-    """Return how many leading tokens each tier alone holds: of a whole state, all or none."""
+def kept_tokens(tiers: Tiers, root: Root, tokens: Tokens) -> dict[str, int]:
+    """Return how many leading tokens each tier alone holds, on disk written ones: of a whole state, all or none."""
     blocks = list(_blocks(tiers, root, tokens))
-    kept: dict[Tier, int] = {}
-    tier: Tier
-    for tier in ("ram", "disk"):
-        n_tokens = 0
+    kept: dict[Tier, int] = {"ram": 0, "disk": 0}
+    for tier in kept:
         for block in blocks:
-            if tier not in tiers.places(block.key):
+            if tiers.places(block.key).get(tier) is None:  # not there, or still on its way
                 break
-            n_tokens = block.end
-        kept[tier] = n_tokens
-    return kept
+            kept[tier] = block.end
+    return {str(tier): n_tokens for tier, n_tokens in kept.items()}
 
 
 def was_evicted(tiers: Tiers, root: Root, tokens: Tokens, n_known: int, ends: Iterable[int]) -> bool:
@@ -128,6 +124,8 @@ def _about(path: Path) -> Mapping[str, object]:
 
 def _blocks_after(folder: Path, parent: bytes) -> list[Block]:
     """Return the blocks that follow a parent, as their files say; what is no block is passed over."""
+    from localllm.runtime.kv.disk_format import SUFFIX, BadFile, read_header
+
     found = list[Block]()
     try:
         paths = [path for path in (folder / f"{parent[0]:02x}").iterdir() if path.name.endswith(SUFFIX)]

@@ -18,6 +18,7 @@ from localllm.models.available import available_bytes, total_bytes
 from localllm.runtime.config import TierConfig
 from localllm.runtime.engine import EngineSpec, ExportUnit, PrefixRule
 from localllm.runtime.kv.blocks import Block, Chain, Key, KeyMaker, Root
+from localllm.runtime.kv.explain import Cleared
 from localllm.runtime.kv.ram import Entry, Note, RamTier
 from localllm.runtime.kv.reading import Reader, Reading
 from localllm.runtime.types import Tokens
@@ -231,6 +232,7 @@ class Tiers:
         """Stop reading for a sequence. Idempotent."""
         if lookup.reading is not None:
             lookup.reading.stop()
+            lookup.reading = None
 
     def was_evicted(self, key: Key) -> bool:
         """Say whether a block was here and had to go, as far back as that is remembered."""
@@ -263,13 +265,14 @@ class Tiers:
             ram = self._ram
             return TierStats(ram.limit_bytes, ram.used_bytes, len(ram), ram.n_evicted, disk)
 
-    def clear(self) -> None:
-        """Forget all, in RAM and on disk."""
+    def clear(self) -> Cleared:
+        """Forget all, in RAM and on disk; say how much that was."""
         with self._lock:
+            n_blocks, n_bytes = len(self._ram), self._ram.used_bytes
             self._ram.clear()
             self._evicted.clear()
-        if self._disk is not None:
-            self._disk.clear()
+        n_files, file_bytes = (0, 0) if self._disk is None else self._disk.clear()
+        return Cleared(0, n_blocks, n_bytes, n_files, file_bytes)
 
     def close(self) -> None:
         """End the tiers' threads, once what is to be written is, within the time that the settings give. Idempotent."""
@@ -364,6 +367,8 @@ class Tiers:
 
     def _keep(self, entry: Entry) -> None:
         with self._lock:
+            if self.rule is CutRule.ANYWHERE:
+                self._drop_beginnings(entry.block)
             gone = self._ram.put(entry)
             gone += self._relieve()
             for lost in gone:
@@ -371,6 +376,14 @@ class Tiers:
                     self._evicted[lost.block.key] = None
             while len(self._evicted) > _REMEMBERED_KEYS:
                 del self._evicted[next(iter(self._evicted))]
+
+    def _drop_beginnings(self, block: Block) -> None:
+        """Let go of blocks that are but the beginning of another."""
+        for other in tuple(self._ram.children(block.parent)):
+            held = self._ram.get(other.key)
+            is_beginning = other.n_tokens < block.n_tokens and block.marks.startswith(other.marks)
+            if is_beginning and held is not None and not held.note.is_pinned:
+                self._ram.remove(other.key)
 
     def _relieve(self) -> list[Entry]:
         """Halve the tier where the machine has hardly any memory left."""
