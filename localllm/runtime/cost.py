@@ -11,9 +11,8 @@ from collections.abc import Iterable
 
 _SAMPLES = 9
 _CELLS_PER_BUCKET = 4096
-_FOREIGN_CELLS_FOR_ONE_PERCENT = (
-    256  # of a step's time on a CPU, before it is known here; prefill pays more than decode
-)
+_SHARE_PER_CELL = 0.02 / 512  # of a step's time, that a foreign cell costs on a CPU (between decode and prefill)
+_MOST_CHEAPER = 16  # times, that a foreign cell may be found to cost less
 _DEARER = 1.75  # times a smaller bucket's row, that a row may cost
 
 
@@ -67,8 +66,29 @@ class StepCost:
         return restore_s is None or compute_s is None or restore_s < compute_s
 
     def cells_within(self, share: float) -> int:
-        """Return how many cells that no row needs may lie in the cache, at a cost of `share` of a step's time."""
-        return int(100 * share * _FOREIGN_CELLS_FOR_ONE_PERCENT)
+        """Return how many cells that no row needs may lie in the cache, at a cost of `share` of a step's time.
+
+        A figure from CPUs at large, moved only as far as this machine's own steps clearly speak against it.
+        """
+        spans = [self._share_per_cell(rows) for rows in {rows for rows, _ in self._samples}]
+        low = max((span[0] for span in spans if span), default=0.0)
+        high = max((span[1] for span in spans if span), default=_SHARE_PER_CELL)
+        return int(share / max(low, min(high, _SHARE_PER_CELL), _SHARE_PER_CELL / _MOST_CHEAPER))
+
+    def _share_per_cell(self, rows: int) -> tuple[float, float] | None:
+        """Return the least and the most that a cell may cost of a step of so many rows; None = nothing to tell by.
+
+        Told by the steps with the fewest and with the most used cells: by the slow quarter of one kind against
+        the fast quarter of the other, so that a machine which drifts says little, and nothing that is wrong.
+        """
+        full = {cells: sorted(s) for (r, cells), s in self._samples.items() if r == rows and len(s) == _SAMPLES}
+        if len(full) < 2:
+            return None
+        few, many, at = full[min(full)], full[max(full)], _SAMPLES // 4
+        if not (few[at] > 0 and many[-1 - at] < float("inf")):
+            return None
+        n_cells = (max(full) - min(full)) * _CELLS_PER_BUCKET
+        return (many[at] / few[-1 - at] - 1) / n_cells, (many[-1 - at] / few[at] - 1) / n_cells
 
     def lone_row_share(self, n_rows: int, used_cells: int) -> float | None:
         """Return the time of a one-row step as a share of computing `n_rows` rows at once."""

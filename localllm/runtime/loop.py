@@ -82,10 +82,9 @@ class EngineLoop:
         atexit.unregister(self.close)
 
     def step(self) -> None:
-        """Run one engine step: messages, exports, draft, plan, edit, forward, accept and commit, checkpoint."""
+        """Run one engine step: messages, draft, plan, edit, forward, accept and commit, checkpoint, exports."""
         for message in self.inbox.receive(self._wait_s):
             self._apply(message)
-        self._export()
         plan, started_s = None, time.perf_counter()
         try:
             plan = self.scheduler.plan(self._drafts())  # pure Python; all reservation happens here
@@ -103,6 +102,7 @@ class EngineLoop:
             self.scheduler.fail(plan, _engine_error(error))  # these requests only; their slots are cleared
         embedded = self._embed(time.perf_counter() - started_s)
         self._ask_drafter(self._forget_ended, None)
+        self._export()
         if self.scheduler.is_idle:
             self._wait_s = 0 if self.scheduler.exports.has_work else None
         else:
@@ -188,14 +188,17 @@ class EngineLoop:
         self._exporter.rescue()
         started_s = time.perf_counter()
         results = self.engine.edit(plan.edits)
-        n_restored = sum(isinstance(edit, Restore) for edit in plan.edits)
-        if n_restored:
-            elapsed_s = time.perf_counter() - started_s
-            self.scheduler.stats.n_restored_blocks += n_restored
-            self.scheduler.stats.restore_s += elapsed_s
-            held = [r.n_valid - e.start for e, r in zip(plan.edits, results, strict=True) if isinstance(e, Restore)]
-            self.cost.observe_restore(max(1, sum(held)), elapsed_s)
+        put_back = [r.n_valid - e.start for e, r in zip(plan.edits, results, strict=True) if isinstance(e, Restore)]
+        if put_back:
+            self._observe_restores([n_tokens for n_tokens in put_back if n_tokens > 0], time.perf_counter() - started_s)
         return results
+
+    def _observe_restores(self, n_tokens: list[int], elapsed_s: float) -> None:
+        """Learn what it takes to put blocks of so many tokens back."""
+        self.scheduler.stats.n_restored_blocks += len(n_tokens)
+        self.scheduler.stats.restore_s += elapsed_s
+        if n_tokens:
+            self.cost.observe_restore(sum(n_tokens), elapsed_s)
 
     def _forward(self, plan: StepPlan) -> StepOutput | None:
         """Run the rows and learn what they cost; None = the plan had only edits."""
@@ -261,7 +264,7 @@ class EngineLoop:
     def _close_tiers(self) -> None:
         """Keep what slots hold, as far as that is quick, and let the disk tier write what it may."""
         try:
-            if self.death is None:
+            if self.death is None and self.scheduler.tiers.disk is not None:
                 end_s = time.monotonic() + _LAST_EXPORTS_S
                 self._exporter.run(
                     is_idle=True, is_quiet=True, edited=frozenset(), is_wanted=lambda: time.monotonic() > end_s

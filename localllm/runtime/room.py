@@ -19,6 +19,7 @@ from localllm.runtime.engine import (
     EditOutcome,
     EditResult,
     EngineSpec,
+    PrefixRule,
     Restore,
     Rewind,
     Truncate,
@@ -108,7 +109,7 @@ class Room:
         sequence.n_device = slot.n_held
         sequence.links = sequence.restoring = links if links and links[0].block.start == slot.n_held else ()
         self._tenants[slot.id] = sequence
-        self._cache.insert(sequence.run.root, slot.id, sequence.tokens)
+        self._cache.insert(sequence.run.root, slot.id, sequence.tokens[: self._n_shareable(sequence)])
         self.exports.seated(sequence)
         return True
 
@@ -135,21 +136,22 @@ class Room:
         """
         hits = self._hits(sequence)
         n_device = self._best_source(sequence, hits)[1].n_tokens
-        n_known = max(n_device, self._known_tokens(sequence))
         for hit in hits:
             leader = self._tenants.get(hit.slot)
-            n_soon = min(hit.n_common, sequence.n_tokens - 1)
+            n_soon = self._aligned(min(hit.n_common, self._n_reusable(sequence)))
             if leader is None or n_soon <= leader.n_computed:
                 continue
             if leader.phase is Phase.RESTORING:  # a copy of what it puts back costs no second set of cells
-                n_soon, n_now = min(n_soon, leader.links[-1].end if leader.links else 0), n_device
-            elif leader.phase is Phase.PREFILL:
-                n_now = n_known
-            else:
+                n_soon = min(n_soon, leader.links[-1].end if leader.links else 0)
+            elif leader.phase is not Phase.PREFILL:
                 continue
-            if n_soon - n_now >= (1 if leader.run is sequence.run else min_gain_tokens):
-                if leader.phase is Phase.PREFILL:
-                    leader.cuts.add(n_soon)
+            n_worth = 1 if leader.run is sequence.run else min_gain_tokens
+            if n_soon - n_device < n_worth:
+                continue
+            if leader.phase is Phase.RESTORING:
+                return leader
+            if n_soon - self._known_tokens(sequence) >= n_worth:
+                leader.cuts.add(n_soon)
                 return leader
         return None
 
@@ -211,20 +213,23 @@ class Room:
         if victim is None:
             return False
         self._stats.n_evictions += 1
-        if not self._is_unsettled(victim) and not self.has_text:
-            self.exports.rescue(victim)
+        self._rescue(victim)
         self._clear(victim)
         return True
 
-    def trim(self) -> None:
-        """Clear retained slots that cost those at work more than their share and lie safe in a tier."""
+    def trim(self, *, may_export: bool) -> None:
+        """Clear retained slots that cost those at work more than their share and lie safe in a tier.
+
+        `may_export`: as far as the debt allows, those that do not yet are exported first.
+        """
+        if not self.slots.n_retained or not self._tiers.is_on:
+            return
         cap = self._cost.cells_within(_RETAINED_SHARE)
-        n_over = self.slots.retained_cells - cap
-        for slot in self.slots.retained() if n_over > 0 and self._tiers.is_on else ():
-            if self.exports.is_safe(slot):
+        for slot in self.slots.retained():
+            if self.slots.retained_cells <= cap:
+                break
+            if self.slots.frees_cells(slot) and (self.exports.is_safe(slot) or (may_export and self._rescue(slot))):
                 self._clear(slot)
-                if self.slots.retained_cells <= cap:
-                    break
 
     def prospect(self, sequence: Sequence) -> Prospect:
         """Return what a sequence would begin with, changing nothing."""
@@ -250,10 +255,13 @@ class Room:
         slot = self._leave(sequence)
         if slot is None:
             return
-        n_kept = self._aligned(min(slot.n_held, sequence.n_prompt - 1)) if self.spec.cut_tokens else slot.n_held
+        n_kept = self._aligned(min(slot.n_held, self._n_shareable(sequence)))
         if n_kept == 0 or sequence.run.cache == "off":
             self._clear(slot)
             return
+        if n_kept < slot.n_held and self.spec.prefix_rule is PrefixRule.ANY:
+            self._edits.append(Truncate(slot.id, n_kept))
+            self.slots.cut(slot, n_kept)
         self.slots.retain(slot)
         self._cache.insert(sequence.run.root, slot.id, sequence.tokens[:n_kept])
         self.exports.retired(slot, sequence, n_kept)
@@ -313,17 +321,20 @@ class Room:
 
     def _hits(self, sequence: Sequence) -> list[PrefixHit]:
         """Return the slots that hold a prefix of the sequence and may serve it."""
-        hits = self._cache.match(sequence.run.root, sequence.tokens)
-        if sequence.run.reuse_prefix:
-            return hits
-        own = (self._tenants.get(hit.slot) for hit in hits)
-        return [hit for hit, tenant in zip(hits, own, strict=True) if tenant and tenant.run is sequence.run]
+        return [hit for hit in self._cache.match(sequence.run.root, sequence.tokens) if self._may_serve(hit, sequence)]
+
+    def _may_serve(self, hit: PrefixHit, sequence: Sequence) -> bool:
+        """Say whether a slot's prefix is for this sequence: what wants nothing kept serves its own request alone."""
+        tenant = self._tenants.get(hit.slot)
+        if tenant is not None and tenant.run is sequence.run:
+            return True
+        return sequence.run.reuse_prefix and (tenant is None or tenant.run.cache != "off")
 
     def _best_source(self, sequence: Sequence, hits: list[PrefixHit] | None = None) -> tuple[Slot | None, Cut]:
         best: tuple[Slot | None, Cut] = (None, Cut(0))
         for hit in self._hits(sequence) if hits is None else hits:
             slot = self.slots[hit.slot]
-            n_common = self._aligned(min(hit.n_common, sequence.n_tokens - 1))
+            n_common = self._aligned(min(hit.n_common, self._n_reusable(sequence)))
             cut = usable_cut(self.spec, slot, n_common, self.slots.is_retained(slot))
             is_whole = cut.n_tokens == slot.n_held and self.slots.is_retained(slot)
             if cut.n_tokens > best[1].n_tokens or (is_whole and cut.n_tokens == best[1].n_tokens > 0):
@@ -350,7 +361,7 @@ class Room:
         """Return what the tiers know of a sequence, as far as it may be used."""
         if not sequence.run.reuse_prefix or not self._tiers.is_on:
             return ()
-        links = self._tiers.match(sequence.lookup, sequence.tokens, self._aligned(sequence.n_tokens - 1))
+        links = self._tiers.match(sequence.lookup, sequence.tokens, self._n_reusable(sequence))
         if self.spec.cut_tokens:  # whole blocks up to a cut: what lies between two cuts was computed otherwise
             end = self._aligned(links[-1].end if links else 0)
             links = tuple(link for link in links if link.end <= end)
@@ -359,6 +370,20 @@ class Room:
     def _known_tokens(self, sequence: Sequence) -> int:
         links = self._known(sequence)
         return links[-1].end if links else 0
+
+    def _n_reusable(self, sequence: Sequence) -> int:
+        """Return how many of its tokens a sequence may take from elsewhere: one at least is left to run."""
+        if self.spec.cut_tokens:
+            return self._aligned(min(sequence.n_prompt, sequence.n_tokens) - 1)
+        return sequence.n_tokens - 1
+
+    def _n_shareable(self, sequence: Sequence) -> int:
+        """Return how many of its tokens others may take from a sequence, once they are computed."""
+        return self._n_reusable(sequence) if self.spec.cut_tokens else sequence.n_tokens
+
+    def _rescue(self, slot: Slot) -> bool:
+        """Have a slot exported that is to be cleared; False = not all of it, or not now."""
+        return not self._is_unsettled(slot) and not self.has_text and self.exports.rescue(slot)
 
     def _aligned(self, n_tokens: int) -> int:
         """Return how many of the first `n_tokens` may be reused on an engine that is bit-exact only at its cuts."""
@@ -376,6 +401,8 @@ class Room:
         return slot
 
     def _take_over(self, slot: Slot, cut: Cut) -> Slot:
+        if cut.n_tokens < slot.n_held:
+            self._rescue(slot)
         self.slots.take_retained(slot)
         if cut.checkpoint is not None:
             self._edits.append(Rewind(slot.id, cut.checkpoint.blob, cut.n_tokens))

@@ -35,6 +35,9 @@ from localllm.runtime.rows import RowPlanner
 from localllm.runtime.sequence import Embedding, Phase, RequestRun, Sequence
 from localllm.runtime.stream import EventSink
 
+_LONG_PREFILL_S = 0.5  # exporting 1 000 tokens takes 20 ms, and they slow a prefill by 4 %
+_LONG_PREFILL_TOKENS = 256  # the same, while nothing is known of this machine
+
 
 class Scheduler:
     """Queue, running sequences and their room. One thread owns it, the engine's."""
@@ -50,6 +53,7 @@ class Scheduler:
         self.spec = spec
         self.stats = RuntimeStats()
         self.tiers = tiers or no_tiers(spec)
+        self._cost = cost
         self._room = Room(spec, self.stats, self.tiers, cost)
         self._restores = Restores(self._room, self.tiers, cost)
         self._chunks = ChunkPolicy(spec, config, cost, self.stats)
@@ -138,7 +142,7 @@ class Scheduler:
             self._untold += self._admission.admit(self._running)
             restoring.update(dict.fromkeys(self._restores.plan(self._running)))
             if self._running:
-                self._room.trim()
+                self._room.trim(may_export=self._has_long_prefill)
             decodes, prefills = self._chunks.turns(self._running)
             items = self._decode_items(drafts) if decodes else []
             if prefills:
@@ -154,7 +158,8 @@ class Scheduler:
         self._publish()
         if not items and not edits:
             return None
-        return StepPlan(edits, tuple(items), tuple(self._untold), tuple(restoring))
+        admitted = tuple(s for s in self._untold if s.phase is not Phase.RESTORING or s in restoring)
+        return StepPlan(edits, tuple(items), admitted, tuple(restoring))
 
     def settle(self, plan: StepPlan, results: list[EditResult]) -> StepPlan:
         """Take over how the edits went: a slot that came out shorter computes from there in the next step."""
@@ -287,6 +292,15 @@ class Scheduler:
             sequence.n_lost = 0
             self._room.count_use(sequence)
         return bool(ready)
+
+    @property
+    def _has_long_prefill(self) -> bool:
+        """Say whether those at work go on for longer without a token than it takes to export what slows them."""
+        n_rows = sum(s.n_tokens - s.n_computed for s in self._running if s.phase is Phase.PREFILL)
+        if not n_rows or not self.is_quiet:
+            return False
+        needed_s = self._cost.estimate_s(n_rows, self._room.slots.used_cells)
+        return n_rows >= _LONG_PREFILL_TOKENS if needed_s is None else needed_s >= _LONG_PREFILL_S
 
     def _decode_items(self, drafts: Mapping[Sequence, Draft]) -> list[PlannedItem]:
         """One row for every decoding sequence, with its draft where there is room for it."""

@@ -80,6 +80,11 @@ class Slots:
         alone = {id(s): s.n_tokens for slot in self._retained.values() for s in slot.segments if id(s) not in needed}
         return sum(alone.values())
 
+    def frees_cells(self, slot: Slot) -> bool:
+        """Say whether clearing a retained slot would free cells, or would once others that are retained go, too."""
+        at_work = {id(s) for other in self._slots if other.id not in self._retained for s in other.segments}
+        return any(id(s) not in at_work for s in slot.segments)
+
     def retained(self) -> Iterator[Slot]:
         """Yield the retained slots, the least recently used first."""
         return iter(tuple(self._retained.values()))

@@ -24,19 +24,19 @@ class Exporter:
         """Export what cannot wait, then as much as the time allows.
 
         `is_idle`: nobody runs or waits, so all may be exported until the thread `is_wanted`. `is_quiet`: nobody
-        waits for a next token, so a debt may be made. Slots in `edited` have edits before them.
+        waits for a next token; else one block is all. Slots in `edited` have edits before them.
         """
         exports, now_s = self._exports, time.perf_counter()
         exports.budget.earn(now_s - self._ran_s)
         self._ran_s = now_s
         for job in exports.due():
             self._keep(job)
-        while is_idle or exports.budget.allows(debt=is_quiet):
-            due = exports.next(edited)
+        while is_idle or exports.budget.allows(debt=False):
+            due = exports.next(edited, is_quiet=is_quiet)
             if due is None:
                 return
             self._keep(due)
-            if is_idle and is_wanted():
+            if not is_quiet or (is_idle and is_wanted()):
                 return
 
     def rescue(self) -> None:

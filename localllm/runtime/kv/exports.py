@@ -21,7 +21,9 @@ from localllm.runtime.slots import Checkpoint, Slot
 
 _SHARE = 0.05  # of the time that passes
 _SAVED_S = 0.02  # at most, for later
-_DEBT_S = 0.1  # that may be made where nobody waits for a token, or else something would be lost
+_DEBT_S = 0.1  # that may be made where something would be lost, or would slow a long prefill down
+_PAUSE_S = 0.005  # at once, that those who wait for a token may be made to wait longer
+_FIRST_GUESS_S = 0.001  # of a block's export, while nothing is known of this machine
 
 
 class ExportBudget:
@@ -38,9 +40,9 @@ class ExportBudget:
         """Take note of time that an export took."""
         self._balance_s -= elapsed_s
 
-    def allows(self, *, debt: bool) -> bool:
-        """Say whether another block may be exported now."""
-        return self._balance_s > (-_DEBT_S if debt else 0.0)
+    def allows(self, *, debt: bool, pledged_s: float = 0.0) -> bool:
+        """Say whether another block may be exported now, beside others that will take `pledged_s`."""
+        return self._balance_s - pledged_s > (-_DEBT_S if debt else 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,11 @@ class ExportJob:
 
 @dataclass(slots=True, eq=False)
 class _Source:
-    """A slot that holds what is worth keeping: the first `n_tokens` of `tokens`, as far as it is not yet exported."""
+    """A slot that holds what is worth keeping: the first `n_tokens` of `tokens`, as far as it is not yet exported.
+
+    `last_key`: of the block without which the slot's end could not be put back; None while it is not exported,
+    or of no use alone.
+    """
 
     slot: Slot
     sequence: Sequence
@@ -66,6 +72,7 @@ class _Source:
     is_running: bool
     next_start: int = 0
     states: deque[Checkpoint | None] = field(default_factory=deque)  # whole ones to export; None = as the slot is
+    last_key: Key | None = None
     is_done: bool = False
 
 
@@ -105,7 +112,7 @@ class Exports:
         if is_whole:
             source.states.extend([None, *(c for c in reversed(slot.checkpoints) if c.n_tokens < n_tokens)])
         elif before is not None and before.sequence is sequence:
-            source.next_start = before.next_start
+            source.next_start, source.last_key = before.next_start, before.last_key
         self._sources[slot.id] = source
 
     def dropped(self, slot: Slot) -> None:
@@ -113,21 +120,23 @@ class Exports:
         self._sources.pop(slot.id, None)
 
     def is_safe(self, slot: Slot) -> bool:
-        """Say whether nothing is lost with a retained slot."""
+        """Say whether a tier has all of what a retained slot holds."""
         source = self._sources.get(slot.id)
-        return source is None or source.is_done
+        key = source.last_key if source is not None and source.is_done else None
+        return key is not None and self._tiers.holds(key)
 
-    def rescue(self, slot: Slot) -> None:
-        """Have what a slot holds exported before the next edits, as far as the debt allows: it is to be cleared."""
+    def rescue(self, slot: Slot) -> bool:
+        """Have what a slot holds exported before the next edits, as far as the debt allows; True = all of it."""
         source = self._sources.get(slot.id)
         if source is None:
-            return
-        per_block_s = self._stats.export_s / self._stats.n_exported_blocks if self._stats.n_exported_blocks else 0.001
-        for job in self._jobs(source):
-            if not self.budget.allows(debt=True) and not job.note.is_pinned:
-                break
-            self.budget.spend(per_block_s)
+            return False
+        jobs = self._jobs(source)
+        while source.note.is_pinned or self.budget.allows(debt=True, pledged_s=len(self._rescued) * self._expected_s):
+            job = next(jobs, None)
+            if job is None:
+                return source.last_key is not None
             self._rescued.append(job)
+        return False
 
     def take_rescued(self) -> list[ExportJob]:
         """Hand over what is to be exported before the edits that were recorded since the last call."""
@@ -140,8 +149,13 @@ class Exports:
             if self._loses_cells or source.note.is_pinned:
                 yield from self._jobs(source)
 
-    def next(self, busy: frozenset[int]) -> ExportJob | None:
-        """Return the next job; None = there is none. Slots in `busy` have edits before them."""
+    def next(self, busy: frozenset[int], *, is_quiet: bool) -> ExportJob | None:
+        """Return the next job; None = there is none now.
+
+        Slots in `busy` have edits before them. `is_quiet`: nobody waits for a next token, so it may take its time.
+        """
+        if not is_quiet and self._tiers.rule is CutRule.WHOLE and self._expected_s > _PAUSE_S:
+            return None
         for source in list(self._sources.values()):
             if self._tiers.rule is CutRule.WHOLE and source.slot.id in busy:
                 continue
@@ -157,6 +171,11 @@ class Exports:
         self._stats.export_s += elapsed_s
         self.budget.spend(elapsed_s)
 
+    @property
+    def _expected_s(self) -> float:
+        stats = self._stats
+        return stats.export_s / stats.n_exported_blocks if stats.n_exported_blocks else _FIRST_GUESS_S
+
     def _jobs(self, source: _Source) -> Iterator[ExportJob]:
         """Yield what is left to export of a slot, past what the tiers have; what was yielded counts as done."""
         if self._tiers.rule is CutRule.WHOLE:
@@ -166,14 +185,15 @@ class Exports:
         while source.next_start < (n_tokens := self._n_exportable(source)):
             start = source.next_start
             end = min(start + size, n_tokens)
-            source.next_start = end
-            if self._is_kept_already(source, self._key(source, start, end)):
+            source.next_start, source.last_key = end, self._key(source, start, end)
+            if self._is_kept_already(source, source.last_key):
                 continue
             block = chain.block(source.tokens, start, end)
+            source.last_key = block.key
             if self._is_kept_already(source, block.key):
                 continue
             if self._loses_cells and source.slot.first_held > start:
-                block = replace(block, is_bare=True)
+                block, source.last_key = replace(block, is_bare=True), None
             yield ExportJob(source.slot.id, source.slot.n_held, block, source.note)
         source.is_done = not source.is_running
 
@@ -183,6 +203,8 @@ class Exports:
             checkpoint = source.states.popleft()
             n_tokens = source.n_tokens if checkpoint is None else checkpoint.n_tokens
             block = chain.whole(source.tokens, n_tokens)
+            if checkpoint is None:
+                source.last_key = block.key
             if not self._is_kept_already(source, block.key):
                 yield ExportJob(slot.id, slot.n_held, block, source.note, checkpoint)
         source.is_done = True

@@ -12,7 +12,9 @@ from localllm.runtime.sequence import Phase, Sequence
 
 _STREAM_SHARE = 0.2  # of the step that running streams take anyway
 _ALONE_S = 0.25  # a step while nobody decodes, so that cancel stays quick
-_FIRST_BLOCKS = 4  # a step while nothing is known of this machine, beside streams
+_FIRST_BLOCKS = 4  # a step beside streams, while nothing is known of this machine
+_FIRST_BLOCKS_ALONE = 16  # the same, while nobody decodes
+_PATIENCE_S = 2.0  # that a block from disk is waited for: a disk that hangs must not hang requests
 
 
 class Restores:
@@ -59,7 +61,8 @@ class Restores:
         """Return how many tokens may be put back in a step; at least a block is."""
         per_token_s = self._cost.restore_s(1)
         if not decoding:
-            return self._tiers.block_tokens * 64 if not per_token_s else max(1, int(_ALONE_S / per_token_s))
+            n_most = self._tiers.block_tokens * _FIRST_BLOCKS_ALONE
+            return max(1, int(_ALONE_S / per_token_s)) if per_token_s else n_most
         step_s = self._cost.estimate_s(len(decoding), self._room.slots.used_cells)
         if not per_token_s or step_s is None:
             return self._tiers.block_tokens * _FIRST_BLOCKS
@@ -74,9 +77,11 @@ class Restores:
             sequence.links = ()
             return None
         if blob is None:
+            if time.monotonic() - max(sequence.seated_s, sequence.restored_s) > _PATIENCE_S:
+                sequence.links = ()
             return None
         if not self._room.restore(sequence, link, blob):
             sequence.links = ()
             return None
-        sequence.links = sequence.links[1:]
+        sequence.links, sequence.restored_s = sequence.links[1:], time.monotonic()
         return link.block.n_tokens
