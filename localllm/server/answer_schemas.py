@@ -7,10 +7,19 @@ from typing import Literal
 import msgspec
 
 
+class CachedByTier(msgspec.Struct, frozen=True):
+    """Prompt tokens that were not computed, by where their KV was."""
+
+    device: int
+    ram: int
+    disk: int
+
+
 class CachedDetails(msgspec.Struct, frozen=True):
     """Prompt tokens that were not computed."""
 
     cached_tokens: int
+    cached_tokens_by_tier: CachedByTier
 
 
 class CompletionDetails(msgspec.Struct, frozen=True):

@@ -6,13 +6,16 @@ import hashlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import localllm
 from localllm.runtime.events import Usage
 
 if TYPE_CHECKING:
     from localllm.worker.supervisor import Worker
+
+TIERS: Final = ("device", "ram", "disk")
+"""Where prompt tokens that were not computed can come from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,10 @@ class Costs:
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.completion_tokens,
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens.values())},
+            "prompt_tokens_details": {
+                "cached_tokens": sum(usage.cached_tokens.values()),
+                "cached_tokens_by_tier": {tier: usage.cached_tokens.get(tier, 0) for tier in TIERS},
+            },
             "completion_tokens_details": {
                 "reasoning_tokens": 0,
                 "accepted_prediction_tokens": usage.accepted_draft_tokens,

@@ -22,6 +22,7 @@ from uvicorn.server import ServerState as Connections
 
 from localllm.errors import LocalLLMError
 from localllm.server.errors import HttpRefusal, error_body
+from localllm.server.isolation import CONNECTION, new_connection
 from localllm.server.state import Limits
 
 _BUFFER_BYTES: Final = 64 * 1024
@@ -72,7 +73,7 @@ class Connection(H11Protocol):
     """A client's connection. Owned by the event loop."""
 
     def __init__(self, config: Config, connections: Connections, gate: Gate, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(config, connections, {}, loop)
+        super().__init__(config, connections, {CONNECTION: new_connection()}, loop)
         self._gate = gate
         self._header_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None

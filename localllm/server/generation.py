@@ -22,7 +22,7 @@ from localllm.runtime.events import Event
 from localllm.runtime.stream import Answer, collect, rebuild
 from localllm.runtime.types import Request
 from localllm.server import sse
-from localllm.server.answers import Costs
+from localllm.server.answers import TIERS, Costs
 from localllm.server.body import ClientGone, until_gone
 from localllm.server.errors import error_event
 from localllm.server.merged import MergedStream, Stream
@@ -281,6 +281,8 @@ class _Work:
             n_cached = sum(admitted.cached_tokens.values())
             queue_ms = self._usage.timings_ms.get("queue", self._queue_ms)
             headers.append((b"x-localllm-cached-tokens", b"%d" % n_cached))
+            tiers = ", ".join(f"{tier}={admitted.cached_tokens.get(tier, 0)}" for tier in TIERS)
+            headers.append((b"x-localllm-cached-by-tier", tiers.encode()))
             headers.append((b"x-localllm-queue-ms", b"%.1f" % queue_ms))
             if self._job.asked_tokens is not None and admitted.max_tokens < self._job.asked_tokens:
                 headers.append((b"x-localllm-max-tokens", b"%d" % admitted.max_tokens))

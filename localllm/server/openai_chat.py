@@ -11,10 +11,11 @@ from starlette.types import Receive, Scope, Send
 from localllm.errors import UsageError
 from localllm.runtime.stream import Answer, Choice
 from localllm.runtime.types import MAX_TOP_LOGPROBS, ChatRequest
-from localllm.server import body, generation, logprobs, options
+from localllm.server import agent_headers, body, generation, logprobs, options
 from localllm.server.answers import Costs, Identity, whole_body
+from localllm.server.isolation import sharing_of
 from localllm.server.sse import ChatChunks
-from localllm.server.state import ServerState, record_of
+from localllm.server.state import ServerSettings, ServerState, record_of
 from localllm.server.wire import ChatBody
 
 _TEXT_PARTS = frozenset(("text", "input_text", "output_text", "refusal"))
@@ -37,7 +38,7 @@ class ChatCompletions:
         decoded = await body.read(scope, receive, state, ChatBody)
         asked = decoded.value
         ignored = options.check_fields(decoded, state.settings.strict)
-        request = _request(asked, scope)
+        request, left_out = _request(asked, scope, state.settings)
         worker = await state.supervisor.worker(asked.model, state.settings.limits.load_wait_s)
         identity = Identity.of(f"chatcmpl-{request.request_id}", worker)
         streams = asked.stream_options or {}
@@ -51,7 +52,7 @@ class ChatCompletions:
             requests=[request],
             chunks=chunks if asked.stream else None,
             whole=lambda answer, costs: _whole(identity, answer, costs, request.options.logprobs is not None),
-            headers=ignored | _told_of_tools(request, worker.model),
+            headers=ignored | left_out | _told_of_tools(request, worker.model),
             asked_tokens=request.options.max_tokens,
             is_detailed=bool(asked.timings),
             has_progress=bool(asked.return_progress),
@@ -59,21 +60,30 @@ class ChatCompletions:
         await generation.respond(scope, receive, send, state, worker, job)
 
 
-def _request(asked: ChatBody, scope: Scope) -> ChatRequest:
-    """Return what a body asks for. Raises: UsageError naming the field that cannot be honoured."""
+def _request(asked: ChatBody, scope: Scope, settings: ServerSettings) -> tuple[ChatRequest, dict[str, str]]:
+    """Return what a body asks for, and the header that tells what of it was left out.
+
+    Raises: UsageError naming the field that cannot be honoured.
+    """
     options.check_format(asked)
     check_messages(asked.messages)
     _check_tool_choice(asked.tool_choice)
+    messages, left_out = agent_headers.leave_out(asked.messages, is_kept=settings.keeps_agent_headers)
     record = record_of(scope)
-    return ChatRequest(
-        messages=tuple(asked.messages),
+    request = ChatRequest(
+        messages=tuple(messages),
         options=options.generation_options(
-            asked, max_tokens=_limit(asked), logprobs=_n_logprobs(asked), client=record.client
+            asked,
+            max_tokens=_limit(asked),
+            logprobs=_n_logprobs(asked),
+            client=record.client,
+            sharing=sharing_of(scope, settings),
         ),
         tools=tuple(asked.tools or ()),
         template_kwargs=asked.chat_template_kwargs or {},
         request_id=record.request_id,
     )
+    return request, left_out
 
 
 def _limit(asked: ChatBody) -> int | None:

@@ -13,9 +13,10 @@ from localllm.runtime.stream import Answer, Choice
 from localllm.runtime.types import CompletionRequest
 from localllm.server import body, generation, options
 from localllm.server.answers import Costs, Identity, whole_body
+from localllm.server.isolation import sharing_of
 from localllm.server.logprobs import CompletionLogprobs
 from localllm.server.sse import CompletionChunks
-from localllm.server.state import ServerState, record_of
+from localllm.server.state import ServerSettings, ServerState, record_of
 from localllm.server.wire import CompletionBody
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Completions:
         decoded = await body.read(scope, receive, state, CompletionBody)
         asked = decoded.value
         ignored = options.check_fields(decoded, state.settings.strict)
-        requests = _requests(asked, scope)
+        requests = _requests(asked, scope, state.settings)
         worker = await state.supervisor.worker(asked.model, state.settings.limits.load_wait_s)
         echo = await _echo(worker, requests) if asked.echo else []
         identity = Identity.of(f"cmpl-{record_of(scope).request_id}", worker)
@@ -68,7 +69,7 @@ class Completions:
         await generation.respond(scope, receive, send, state, worker, job)
 
 
-def _requests(asked: CompletionBody, scope: Scope) -> list[CompletionRequest]:
+def _requests(asked: CompletionBody, scope: Scope, settings: ServerSettings) -> list[CompletionRequest]:
     """Return what a body asks for, a request a prompt. Raises: UsageError naming what cannot be honoured."""
     options.check_format(asked)
     prompts = _prompts(asked.prompt)
@@ -78,7 +79,11 @@ def _requests(asked: CompletionBody, scope: Scope) -> list[CompletionRequest]:
         raise UsageError("best_of can only be n: answers are not ranked.", "leave it out", field="best_of")
     record = record_of(scope)
     chosen = options.generation_options(
-        asked, max_tokens=asked.max_tokens, logprobs=asked.logprobs, client=record.client
+        asked,
+        max_tokens=asked.max_tokens,
+        logprobs=asked.logprobs,
+        client=record.client,
+        sharing=sharing_of(scope, settings),
     )
     ids = [record.request_id] if len(prompts) == 1 else [f"{record.request_id}-{i}" for i in range(len(prompts))]
     return [

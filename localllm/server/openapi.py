@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 import localllm
-from localllm.server import answer_schemas, embeddings, health, metrics, models, tokens, wire
+from localllm.server import agent_headers, answer_schemas, embeddings, health, metrics, models, tokens, wire
 from localllm.server.body_schemas import REF, Schema, body_schemas
 from localllm.server.replies import InPieces
 from localllm.server.state import ServerState
@@ -52,6 +52,14 @@ _HEADERS: Final[Mapping[str, Schema]] = {
         "description": "Prompt tokens that were not computed.",
         "schema": {"type": "integer", "minimum": 0},
     },
+    "x-localllm-cached-by-tier": {
+        "description": "The same by where their KV was: device=N, ram=N, disk=N.",
+        "schema": {"type": "string", "pattern": "^device=[0-9]+, ram=[0-9]+, disk=[0-9]+$"},
+    },
+    "x-localllm-left-out": {
+        "description": "A line that an agent puts before the system text anew each time, and that was left out.",
+        "schema": {"enum": list(agent_headers.KNOWN)},
+    },
     "x-localllm-queue-ms": {
         "description": "Time in the queue in ms.",
         "schema": {"type": "number", "minimum": 0},
@@ -65,7 +73,11 @@ _HEADERS: Final[Mapping[str, Schema]] = {
         "schema": {"enum": ["rendered", "ignored-by-template"]},
     },
 }
-_ABOUT_WORK: Final = ("x-localllm-cached-tokens", "x-localllm-queue-ms", "x-localllm-max-tokens", "x-localllm-tools")
+_ABOUT_WORK: Final = (
+    *("x-localllm-cached-tokens", "x-localllm-cached-by-tier", "x-localllm-queue-ms", "x-localllm-max-tokens"),
+    *("x-localllm-tools",),
+)
+_WITH_CHAT: Final = ("x-localllm-left-out",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +221,8 @@ def _answer(operation: Operation) -> Schema:
     names = ["x-request-id"]
     if operation.body is not None:
         names.append("x-localllm-ignored-fields")
+    if operation.body in (wire.ChatBody, tokens.TemplateBody):
+        names += _WITH_CHAT
     if operation.chunk is not None:
         names += _ABOUT_WORK
     elif operation.told is embeddings.EmbeddingsAnswer:

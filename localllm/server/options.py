@@ -10,6 +10,7 @@ from localllm.runtime.sampling_params import Sampling
 from localllm.runtime.types import MAX_CHOICES, GenerationOptions
 from localllm.server.body import Body
 from localllm.server.fields import Neutral, ignored_fields
+from localllm.server.isolation import Sharing
 from localllm.server.wire import GenerationBody
 
 _UNTIL_LATER: Final = "leave it out: this version writes free text only"
@@ -80,7 +81,7 @@ def check_format(body: GenerationBody) -> None:
 
 
 def generation_options(
-    body: GenerationBody, *, max_tokens: int | None, logprobs: int | None, client: str
+    body: GenerationBody, *, max_tokens: int | None, logprobs: int | None, client: str, sharing: Sharing
 ) -> GenerationOptions:
     """Return the options that a body asks for.
 
@@ -101,6 +102,9 @@ def generation_options(
         logprobs=logprobs,
         ignore_eos=bool(body.ignore_eos),
         reuse_prefix=body.cache_prompt is not False,
+        cache=body.cache or "on",
+        is_private=sharing.is_private,
+        salt=sharing.salt,
         priority=body.priority or 0,
         client=client,
     )

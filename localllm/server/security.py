@@ -17,7 +17,7 @@ _OPEN_PATHS: Final = frozenset(("/livez", "/readyz"))
 _TOKENS: Final = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~, -]{1,2000}")
 _EXPOSED: Final = (
     b"x-request-id, x-localllm-cached-tokens, x-localllm-queue-ms, x-localllm-max-tokens, "
-    b"x-localllm-ignored-fields, x-localllm-tools, retry-after"
+    b"x-localllm-cached-by-tier, x-localllm-ignored-fields, x-localllm-left-out, x-localllm-tools, retry-after"
 )
 
 Headers = list[tuple[bytes, bytes]]

@@ -51,7 +51,9 @@ class ServerSettings:
     `allow_hosts`: further names in the Host header, with any port, or one where they give it.
     `allow_origins`: origins whose pages may ask. `api_key`: None = none is asked for. `strict`:
     refuse fields that mean nothing here. `drain_timeout_s`: what a stop leaves to requests at work.
-    `socket_path`: of the private socket, None = in the user's runtime folder.
+    `socket_path`: of the private socket, None = in the user's runtime folder. `is_cache_shared` False: requests
+    share KV only with those of the same key. `keeps_agent_headers`: conversations are rendered with the lines that
+    agents put before them anew each time.
     """
 
     host: str = "127.0.0.1"
@@ -65,6 +67,8 @@ class ServerSettings:
     drain_timeout_s: float = 5.0
     log_format: LogFormat = "text"
     socket_path: Path | None = None
+    is_cache_shared: bool = True
+    keeps_agent_headers: bool = False
     limits: Limits = Limits()
 
 

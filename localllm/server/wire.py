@@ -5,7 +5,7 @@ Fields are null where a client leaves them out. Ranges are checked where the req
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -26,6 +26,7 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     stop: str | list[str] | None = None
     ignore_eos: bool | None = None
     priority: int | None = None
+    cache: Literal["on", "off"] | None = None
     cache_prompt: bool | None = None
     return_progress: bool | None = None
     timings: bool | None = None

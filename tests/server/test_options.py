@@ -12,6 +12,7 @@ from localllm.runtime.sampling_params import Sampling
 from localllm.runtime.types import GenerationOptions
 from localllm.server import body, options
 from localllm.server.fields import INERT, ignored_fields, refuse_unless_neutral
+from localllm.server.isolation import Sharing
 from localllm.server.wire import ChatBody, CompletionBody
 
 
@@ -25,7 +26,7 @@ def test_no_field_is_in_two_lists() -> None:
 def test_every_setting_of_the_runtime_is_a_field_of_both_routes() -> None:
     for kind in (ChatBody, CompletionBody):
         assert {field.name for field in fields(Sampling)} <= set(kind.__struct_fields__)
-    named_otherwise = {"sampling", "client", "reuse_prefix"}
+    named_otherwise = {"sampling", "client", "reuse_prefix", "is_private", "salt"}  # the last two are the server's
     assert {field.name for field in fields(GenerationOptions)} - named_otherwise <= set(
         CompletionBody.__struct_fields__
     )
@@ -53,7 +54,10 @@ def test_true_is_not_one() -> None:
 )
 def test_the_cache_can_be_left_out(sent: dict[str, Any], reuses: bool) -> None:
     asked = CompletionBody(prompt="x", **sent)
-    assert options.generation_options(asked, max_tokens=1, logprobs=None, client="").reuse_prefix is reuses
+    assert (
+        options.generation_options(asked, max_tokens=1, logprobs=None, client="", sharing=Sharing()).reuse_prefix
+        is reuses
+    )
 
 
 def test_ignored_names_are_shown_as_a_header_can_hold_them() -> None:
