@@ -6,7 +6,16 @@ import signal
 from typing import TYPE_CHECKING
 
 from localllm.cli.opening import Opener
-from localllm.cli.options import LoadFlags, ModelOrDefault, NoServer, OutputFlags, PromptFlags, SamplingFlags, TalkFlags
+from localllm.cli.options import (
+    CacheFlags,
+    LoadFlags,
+    ModelOrDefault,
+    NoServer,
+    OutputFlags,
+    PromptFlags,
+    SamplingFlags,
+    TalkFlags,
+)
 from localllm.cli.output import Answer, Notes, OutputClosed
 from localllm.cli.run import check_output, checked_timeout, name_model
 from localllm.errors import LocalLLMError, UsageError
@@ -22,6 +31,7 @@ def chat(
     asking: PromptFlags,
     sampling: SamplingFlags,
     load: LoadFlags,
+    cache: CacheFlags,
     output: OutputFlags,
     talk: TalkFlags,
     no_server: NoServer = False,
@@ -34,6 +44,7 @@ def chat(
     from localllm.cli.chat_input import open_lines
     from localllm.cli.chat_session import Session
     from localllm.cli.conversation import Conversation
+    from localllm.cli.keeping import tier_config
     from localllm.cli.prompt_input import Question, argument_text
     from localllm.cli.signals import Interrupts
     from localllm.cli.wishes import generation_options, load_config
@@ -44,14 +55,24 @@ def chat(
     generation_options(sampling)
     with Interrupts(checked_timeout(output.timeout), outlives_answers=True) as interrupts:
         attached = _attached(asking)
-        config, lines = load_config(load, asking.template), open_lines()
-        opener = Opener(notes, tell=notes.always if output.stats else notes.explain, in_process=no_server)
+        config, lines = load_config(load, asking.template, deterministic=cache.deterministic), open_lines()
+        tell = notes.always if output.stats else notes.explain
+        opener = Opener(notes, tell=tell, in_process=no_server, tiers=tier_config(cache))
         with opener.open(name_model(Question(model, ""), notes), config, None) as service:
             if not service.can_chat:
                 raise missing(service.model.name)
             interrupts.rearm(None)
             conversation = Conversation(asking.system and argument_text(asking.system, "The system message"))
-            session = Session(service, output, sampling, conversation, out=out, notes=notes, interrupts=interrupts)
+            session = Session(
+                service,
+                output,
+                sampling,
+                conversation,
+                out=out,
+                notes=notes,
+                interrupts=interrupts,
+                is_private=cache.private,
+            )
             if lines.is_script:
                 _follow_script(session, lines, attached)
             else:

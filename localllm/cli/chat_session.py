@@ -33,6 +33,7 @@ class Session:
         out: Answer,
         notes: Notes,
         interrupts: Interrupts,
+        is_private: bool = False,
     ) -> None:
         self.service = service
         self.sampling = sampling
@@ -40,6 +41,7 @@ class Session:
         self.notes = notes
         self.last: Outcome | None = None
         self._output = output
+        self._is_private = is_private
         self._interrupts = interrupts
         self._answering = Answering(service, output, out, notes=notes, interrupts=interrupts)
         self._n_repeats = 0
@@ -81,7 +83,7 @@ class Session:
         return stats_line(self.last)
 
     def _turn(self, question: str, before: Conversation) -> None:
-        options = generation_options(self.sampling)
+        options = generation_options(self.sampling, is_private=self._is_private)
         if options.seed is not None:
             options = replace(options, seed=options.seed + self._n_repeats)
         self._interrupts.rearm(self._output.timeout)

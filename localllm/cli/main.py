@@ -25,6 +25,7 @@ VERBS: tuple[str, ...] = (  # in the order of --help: module `localllm.cli.<verb
     "selfcheck",
 )
 GROUPS: tuple[str, ...] = (  # module `localllm.cli.<group>` with the function `build() -> typer.Typer`
+    "cache",
     "bench",
     "config",
 )

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
+from localllm.cli.keeping import tell_once
 from localllm.cli.output import Notes
 from localllm.errors import LocalLLMError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from localllm.runtime.config import LoadConfig
+    from localllm.runtime.config import LoadConfig, TierConfig
     from localllm.runtime.service import Service
     from localllm.runtime.stream import TokenStream
     from localllm.runtime.types import Request
@@ -110,11 +111,12 @@ class Opener:
     """Opens models under one set of flags.
 
     `tell` gets a line on where the model is, and why not in a server that was asked; `in_process`
-    asks none.
+    asks none. `tiers`: where a model that is loaded here keeps what it computed.
     """
 
-    def __init__(self, notes: Notes, *, tell: Callable[[str], None], in_process: bool) -> None:
+    def __init__(self, notes: Notes, *, tell: Callable[[str], None], in_process: bool, tiers: TierConfig) -> None:
         self._notes = notes
+        self._tiers = tiers
         self._tell = tell
         self._in_process = in_process
 
@@ -161,10 +163,12 @@ class Opener:
 
         def load() -> Service:
             from localllm import compose
+            from localllm.runtime.config import RuntimeConfig
 
-            return compose.open(model, config, sized_for=sized_for)
+            return compose.open(model, config, runtime=RuntimeConfig(tiers=self._tiers), sized_for=sized_for)
 
         notes = self._notes
+        tell_once(self._tiers, notes.say)
         notes.progress(f"loading {model}")
         started_s = time.monotonic()
         gc.disable()  # nothing that a start makes is garbage: looking for it takes a twentieth of the start

@@ -108,6 +108,42 @@ class LoadFlags:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheFlags:
+    """What is kept of prompts, where, and whether equal requests get equal answers to the last bit."""
+
+    kv_ram: Annotated[
+        str,
+        option(
+            "--kv-ram",
+            metavar="SIZE|auto|off",
+            help="Memory in which a model keeps what it computed; auto: a quarter of what is free.",
+        ),
+    ] = "auto"
+    kv_disk: Annotated[
+        str,
+        option(
+            "--kv-disk",
+            metavar="SIZE|auto|off",
+            help="Disk space in which all models keep it, also after the end; auto: a tenth of what is free.",
+        ),
+    ] = "auto"
+    kv_disk_daily: Annotated[
+        str, option("--kv-disk-daily", metavar="SIZE", help="The most that is written there a day.")
+    ] = "32GB"
+    kv_disk_age: Annotated[
+        float, option("--kv-disk-age", metavar="DAYS", help="What was not used for so long is deleted there.")
+    ] = 7.0
+    private: Annotated[bool, option("--private", help="Keep nothing of this on disk.")] = False
+    deterministic: Annotated[
+        bool,
+        option(
+            "--deterministic",
+            help="Equal requests, equal answers, whatever else runs or is cached; slower, KV cache of type q8_0.",
+        ),
+    ] = False
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingFlags:
     """How the answer is drawn; what is not set comes from the model's own defaults."""
 
@@ -213,6 +249,17 @@ class AccessFlags:
         option("--allow-origin", metavar="ORIGIN", help="Web origin whose pages may call the server; repeatable."),
     ] = None
     strict: Annotated[bool, option("--strict", help="Refuse requests with fields that are not known.")] = False
+    no_shared_cache: Annotated[
+        bool,
+        option("--no-shared-cache", help="Clients (by key, or connection) use nothing that was computed for others."),
+    ] = False
+    keep_agent_headers: Annotated[
+        bool,
+        option(
+            "--keep-agent-headers",
+            help="Show the model lines that agents change with each request (x-anthropic-billing-header) too.",
+        ),
+    ] = False
 
 
 @dataclass(frozen=True, slots=True)

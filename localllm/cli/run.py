@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from localllm.cli.opening import Opener
-from localllm.cli.options import LoadFlags, ModelOrPrompt, NoServer, OutputFlags, PromptFlags, SamplingFlags, TalkFlags
+from localllm.cli.options import (
+    CacheFlags,
+    LoadFlags,
+    ModelOrPrompt,
+    NoServer,
+    OutputFlags,
+    PromptFlags,
+    SamplingFlags,
+    TalkFlags,
+)
 from localllm.cli.output import Answer, Notes
 from localllm.errors import LocalLLMError, StoppedByLength, UsageError
 
@@ -30,6 +39,7 @@ def run(
     asking: PromptFlags,
     sampling: SamplingFlags,
     load: LoadFlags,
+    cache: CacheFlags,
     output: OutputFlags,
     talk: TalkFlags,
     no_server: NoServer = False,
@@ -38,6 +48,7 @@ def run(
 
     The prompt is the argument, then the files of -f, then piped text, joined by blank lines.
     """
+    from localllm.cli.keeping import tier_config
     from localllm.cli.prompt_input import read_question
     from localllm.cli.signals import Interrupts
     from localllm.cli.wishes import generation_options, load_config
@@ -46,11 +57,13 @@ def run(
     check_output(output)
     _check_raw(asking)
     with Interrupts(checked_timeout(output.timeout)) as interrupts:
-        config, options = load_config(load, asking.template), generation_options(sampling)
+        config = load_config(load, asking.template, deterministic=cache.deterministic)
+        options = generation_options(sampling, is_private=cache.private)
         arguments = [argument for argument in (model, prompt) if argument is not None]
         question = read_question(arguments, asking.file or (), raw=asking.raw, quiet=talk.quiet)
         request = build_request(question.prompt, asking, options)
-        opener = Opener(notes, tell=notes.always if output.stats else notes.explain, in_process=no_server)
+        tell = notes.always if output.stats else notes.explain
+        opener = Opener(notes, tell=tell, in_process=no_server, tiers=tier_config(cache))
         with opener.open(name_model(question, notes), config, request) as service:
             from localllm.cli.answering import Answering
             from localllm.cli.render import document

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from localllm.cli.options import AccessFlags, ListenFlags, LoadFlags, Models, Template, WorkFlags, option
+from localllm.cli.options import AccessFlags, CacheFlags, ListenFlags, LoadFlags, Models, Template, WorkFlags, option
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def serve(
     access: AccessFlags,
     work: WorkFlags,
     load: LoadFlags,
+    cache: CacheFlags,
     template: Template = None,
     alias: Aliases = None,
 ) -> None:
@@ -41,8 +42,12 @@ def serve(
     Ctrl-C or `localllm stop` lets running answers end and stops; twice stops at once. `run` and `chat` use the server
     where it holds their model.
     """
+    from localllm.cli.keeping import tell_once
+    from localllm.cli.output import Notes
+
     server = server_settings(listen, access)
-    supervisor = supervisor_settings(tuple(models or ()), tuple(alias or ()), work, load, template)
+    supervisor = supervisor_settings(tuple(models or ()), tuple(alias or ()), work, load, cache, template)
+    tell_once(supervisor.runtime.tiers, Notes().say)
     from localllm.server.serving import run_server
 
     raise typer.Exit(run_server(server, supervisor))
@@ -73,6 +78,8 @@ def server_settings(listen: ListenFlags, access: AccessFlags) -> ServerSettings:
         allow_origins=tuple(access.allow_origin or ()),
         api_key=key,
         strict=access.strict,
+        is_cache_shared=not access.no_shared_cache,
+        keeps_agent_headers=access.keep_agent_headers,
         tls_cert=listen.tls_cert,
         tls_key=listen.tls_key,
         drain_timeout_s=listen.drain_timeout,
@@ -82,7 +89,12 @@ def server_settings(listen: ListenFlags, access: AccessFlags) -> ServerSettings:
 
 
 def supervisor_settings(
-    models: tuple[str, ...], aliases: tuple[str, ...], work: WorkFlags, load: LoadFlags, template: Path | None
+    models: tuple[str, ...],
+    aliases: tuple[str, ...],
+    work: WorkFlags,
+    load: LoadFlags,
+    cache: CacheFlags,
+    template: Path | None,
 ) -> SupervisorSettings:
     """Return what to load, and how it shares the machine. Raises UsageError naming the flag at fault."""
     from localllm.backends.cpu.probe import probe
@@ -92,7 +104,7 @@ def supervisor_settings(
 
     if aliases and not models:
         raise UsageError("--alias names a model that is given on the command line.", "localllm serve MODEL --alias x")
-    config, runtime, nice = serving_config(load, work, template, default_threads=probe().default_threads)
+    config, runtime, nice = serving_config(load, work, cache, template, default_threads=probe().default_threads)
     settings = SupervisorSettings(
         models=models,
         aliases=aliases,

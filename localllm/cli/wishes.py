@@ -6,8 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from localllm.cli.options import LoadFlags, SamplingFlags, WorkFlags
+from localllm.cli.keeping import tier_config
+from localllm.cli.options import CacheFlags, LoadFlags, SamplingFlags, WorkFlags
 from localllm.cli.prompt_input import argument_text
+from localllm.cli.units import parse_size
 from localllm.errors import UsageError
 from localllm.runtime.config import ANSWER_TOKENS
 
@@ -15,10 +17,16 @@ if TYPE_CHECKING:
     from localllm.runtime.config import GpuLayers, LoadConfig, RuntimeConfig
     from localllm.runtime.types import GenerationOptions
 
+SERVER_FLUSH_S = 10.0
+"""How long a server's model that is closed writes what it has kept in memory."""
+
+RAM_SHARE = 4
+"""A model keeps what it computed in a quarter of --max-memory, where nobody says how much."""
+
 SAMPLING_NAMES = ("temperature", "top_p", "top_k", "min_p", "repeat_penalty")
 
 
-def load_config(flags: LoadFlags, template: Path | None = None) -> LoadConfig:
+def load_config(flags: LoadFlags, template: Path | None = None, *, deterministic: bool = False) -> LoadConfig:
     """Return the load settings. Raises UsageError naming the flag whose value makes no sense."""
     from localllm.models.kv_types import KvTypes
     from localllm.runtime.config import LoadConfig
@@ -34,11 +42,12 @@ def load_config(flags: LoadFlags, template: Path | None = None) -> LoadConfig:
         gpu=_gpu(flags.gpu),
         threads=number_or_auto("--threads", flags.threads),
         template=template,
+        deterministic=deterministic,
     )
 
 
 def serving_config(
-    load: LoadFlags, work: WorkFlags, template: Path | None, *, default_threads: int
+    load: LoadFlags, work: WorkFlags, cache: CacheFlags, template: Path | None, *, default_threads: int
 ) -> tuple[LoadConfig, RuntimeConfig, int]:
     """Return how a server loads a model, how its loop spends time, and the niceness of its workers.
 
@@ -47,14 +56,21 @@ def serving_config(
     from localllm.runtime.modes import mode_of, served
 
     mode = mode_of(work.mode)
-    config = load_config(load, None if template is None else template.absolute())
+    absolute = None if template is None else template.absolute()
+    config = load_config(load, absolute, deterministic=cache.deterministic)
     config = served(config, number_or_auto("--parallel", work.parallel))
     if config.threads is None:
         config = replace(config, threads=mode.threads(default_threads))
-    return config, replace(mode.runtime, max_waiting=work.queue), mode.nice
+    tiers = tier_config(cache, flush_s=SERVER_FLUSH_S, keeps_all=True)
+    if work.max_memory is not None and tiers.ram_bytes is None:
+        share = parse_size("--max-memory", work.max_memory) // RAM_SHARE
+        tiers = replace(tiers, ram_bytes=share)
+    return config, replace(mode.runtime, max_waiting=work.queue, tiers=tiers), mode.nice
 
 
-def generation_options(flags: SamplingFlags, *, max_tokens: int | None = ANSWER_TOKENS) -> GenerationOptions:
+def generation_options(
+    flags: SamplingFlags, *, max_tokens: int | None = ANSWER_TOKENS, is_private: bool = False
+) -> GenerationOptions:
     """Return how to answer. Raises UsageError naming a setting that is out of its range."""
     from localllm.runtime.sampling_params import Sampling, resolve
     from localllm.runtime.stop import check_stops
@@ -70,7 +86,13 @@ def generation_options(flags: SamplingFlags, *, max_tokens: int | None = ANSWER_
         raise UsageError(
             f"--seed takes a whole number from 0 to {MAX_SEED}, not {flags.seed}.", "leave --seed out for a random one"
         )
-    return GenerationOptions(max_tokens=flags.max_tokens or max_tokens, seed=flags.seed, stop=stop, sampling=wishes)
+    return GenerationOptions(
+        max_tokens=flags.max_tokens or max_tokens,
+        seed=flags.seed,
+        stop=stop,
+        sampling=wishes,
+        is_private=is_private,
+    )
 
 
 def number_or_auto(flag: str, text: str) -> int | None:

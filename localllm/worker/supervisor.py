@@ -170,6 +170,7 @@ class Supervisor:
         if limit_bytes is None:
             return 0
         need_bytes = await asyncio.to_thread(eviction.estimate_bytes, unit.known.path, self._settings.config)
+        need_bytes += self._settings.runtime.tiers.ram_bytes or 0
         unit.memory_bytes = need_bytes  # others that make room now have to count it
         await self._evict(eviction.make_room(need_bytes, self._held(besides=unit), limit_bytes, time.monotonic()))
         return need_bytes

@@ -1,0 +1,49 @@
+"""`localllm cache explain`: how much of a prompt is known, and why not more."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from localllm.cli.cache.prompt_file import PromptFile
+from localllm.cli.options import Json, LoadFlags, Model, Verbose
+
+if TYPE_CHECKING:
+    from localllm.runtime.kv.explain import Explanation
+
+
+def explain(model: Model, file: PromptFile, *, load: LoadFlags, json: Json = False, verbose: Verbose = False) -> None:
+    """Say how much of a prompt is known, where it lies, and why not more. Nothing is computed.
+
+    A running server that holds the model is asked; else the model is loaded, which knows what lies on disk.
+    """
+    import msgspec
+
+    from localllm.cli.cache.models import opened
+    from localllm.cli.cache.prompt_file import read_request
+    from localllm.cli.output import Answer, Notes
+
+    request = read_request(file)
+    with opened(model, load, Notes(verbose=verbose)) as service:
+        told = service.explain(request)
+    if json:
+        Answer().document(msgspec.to_builtins(told))
+        return
+    Answer().write(_lines(told))
+
+
+def _lines(told: Explanation) -> str:
+    from localllm.cli.tables import pairs
+
+    known = ", ".join(f"{n} from {tier}" for tier, n in told.known_tokens.items() if n) or "none"
+    lines = {
+        "prompt": f"{told.n_prompt_tokens} tokens",
+        "known": f"{told.n_known_tokens} tokens ({known})" if told.n_known_tokens else "0 tokens",
+        "why not more": told.message,
+    }
+    if told.age_s is not None:
+        lines["last used"] = f"{told.age_s:.0f} s ago"
+    parting = told.diverges_at
+    if parting is not None:
+        lines["first unknown"] = f"token {parting.position}, {parting.text!r}"
+        lines["there"] = f"{parting.before!r} | {(parting.text + parting.after)!r}"
+    return pairs(lines)

@@ -1,0 +1,38 @@
+"""`localllm cache ls`: the prefixes that lie on disk."""
+
+from __future__ import annotations
+
+import time
+
+from localllm.cli.options import Json
+
+
+def ls(json: Json = False) -> None:
+    """List the prefixes on disk: model, length, size, age. Their text is not known there."""
+    from dataclasses import asdict
+
+    from localllm.cli.keeping import default_folder
+    from localllm.cli.output import Answer, Notes
+    from localllm.cli.tables import size, table
+    from localllm.runtime.kv.disk_list import prefixes
+
+    kept = prefixes(default_folder())
+    if json:
+        Answer().document({"folder": str(default_folder()), "prefixes": [asdict(one) for one in kept]})
+        return
+    if not kept:
+        Notes().say("nothing is kept on disk")
+        return
+    rows = [
+        (one.model, str(one.n_tokens), size(one.n_bytes), _age(one.used_s), "pinned" if one.is_pinned else "")
+        for one in kept
+    ]
+    Answer().write(table(("MODEL", "TOKENS", "SIZE", "LAST USED", ""), rows, frozenset((1, 2))))
+
+
+def _age(used_s: float) -> str:
+    passed_s = max(0, int(time.time() - used_s))
+    for unit, seconds in (("d", 86400), ("h", 3600), ("min", 60)):
+        if passed_s >= seconds:
+            return f"{passed_s // seconds} {unit} ago"
+    return f"{passed_s} s ago"

@@ -1,0 +1,56 @@
+"""`localllm cache stats`: how much is kept, and what it was good for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from localllm.cli.options import Json
+
+
+def stats(json: Json = False) -> None:
+    """Count what is kept: on disk, and in the models of running servers."""
+    from localllm.cli.cache.models import serving
+    from localllm.cli.keeping import default_folder
+    from localllm.cli.output import Answer, Notes
+    from localllm.runtime.kv.disk_list import total
+
+    folder = default_folder()
+    disk = total(folder)
+    models = []
+    for record, name, service in serving():
+        import msgspec
+
+        models.append({"model": name, "server": record.url, **msgspec.to_builtins(service.cache_stats())})
+    out = Answer()
+    if json:
+        out.document({"disk": {"folder": str(folder), **disk}, "models": models})
+        return
+    out.write(_disk_lines(str(folder), disk))
+    for model in models:
+        out.write("\n" + _model_lines(model))
+    if not models:
+        Notes().say("no server of yours holds a model (localllm serve)")
+
+
+def _disk_lines(folder: str, disk: dict[str, int]) -> str:
+    from localllm.cli.tables import pairs, size
+
+    pinned = f" ({size(disk['pinned_bytes'])} pinned)" if disk["pinned_bytes"] else ""
+    return pairs({"disk": folder, "kept": f"{size(disk['bytes'])} in {disk['n_blocks']} blocks{pinned}"})
+
+
+def _model_lines(model: dict[str, Any]) -> str:
+    from localllm.cli.tables import pairs, size
+
+    tokens = model["prompt_tokens"]
+    lines = {
+        "model": f"{model['model']} at {model['server']}",
+        "device": f"{model['used_cells']} of {model['pool_tokens']} cells, {model['retained_cells']} of them kept",
+        "ram": f"{size(model['ram_bytes'])} of {size(model['ram_limit_bytes'])} in {model['n_ram_blocks']} blocks",
+        "prompt tokens": ", ".join(f"{n} {source}" for source, n in tokens.items()),
+    }
+    disk = model["disk"]
+    if disk is not None:
+        today = f"{size(disk['spent_today_bytes'])} of {size(disk['daily_bytes'])} written today"
+        lines["disk"] = f"{today}{', off: ' + disk['failure'] if disk['failure'] else ''}"
+    return pairs(lines)

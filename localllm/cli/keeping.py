@@ -1,0 +1,91 @@
+"""From flags to where KV is kept: sizes from the machine where nobody says, and the folder on disk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from localllm.cli.units import parse_size
+from localllm.errors import UsageError
+
+if TYPE_CHECKING:
+    from localllm.cli.options import CacheFlags
+    from localllm.runtime.config import TierConfig
+
+FREE_SHARE = 10
+"""The disk tier takes at most a tenth of what is free, where nobody says."""
+
+_DAY_S = 86_400.0
+_MAX_DAYS = 36_500.0
+_MOMENT_S = 1.0  # that `run` and `chat` wait at their end for what is being written
+
+
+def default_folder() -> Path:
+    """Return where the disk tier lies: below LOCALLLM_HOME, else in the user's cache folder."""
+    from localllm.models.store import default_home
+
+    if os.environ.get("LOCALLLM_HOME"):
+        return default_home() / "kv"
+    from platformdirs import user_cache_path
+
+    folder = Path(user_cache_path("localllm"))
+    if str(folder).startswith("~"):
+        raise UsageError("No home folder is known, so there is no place for the cache.", "--kv-disk off")
+    return folder.absolute() / "kv"
+
+
+def tier_config(flags: CacheFlags, *, flush_s: float = _MOMENT_S, keeps_all: bool = False) -> TierConfig:
+    """Return where KV is kept. Raises UsageError naming the flag whose value makes no sense."""
+    from localllm.runtime.config import TierConfig
+
+    ram_bytes = _size("--kv-ram", flags.kv_ram)
+    disk_bytes = _size("--kv-disk", flags.kv_disk)
+    if not 0 < flags.kv_disk_age <= _MAX_DAYS:
+        raise UsageError(f"--kv-disk-age takes days above 0, not {flags.kv_disk_age:g}.", "--kv-disk-age 7")
+    daily_bytes = parse_size("--kv-disk-daily", flags.kv_disk_daily)
+    folder = "" if flags.private or disk_bytes == 0 else str(default_folder())
+    if folder and disk_bytes is None:
+        disk_bytes = _free_bytes(Path(folder)) // FREE_SHARE
+    return TierConfig(
+        ram_bytes=ram_bytes,
+        disk_dir=folder,
+        disk_bytes=disk_bytes or 0,
+        disk_daily_bytes=daily_bytes,
+        disk_age_s=flags.kv_disk_age * _DAY_S,
+        flush_s=flush_s,
+        keeps_all=keeps_all,
+    )
+
+
+def tell_once(config: TierConfig, say: Callable[[str], None]) -> None:
+    """Say that there is a disk tier, where its folder is about to be made."""
+    if config.disk_dir and not Path(config.disk_dir).exists():
+        say(
+            f"note: what long prompts compute is kept in {config.disk_dir}, at most {config.disk_bytes / 1e9:.1f} GB "
+            "(localllm cache; --private or --kv-disk off keeps nothing there)"
+        )
+
+
+def _size(flag: str, text: str) -> int | None:
+    """Return bytes; None for auto, 0 for off."""
+    if text == "auto":
+        return None
+    if text in ("off", "0"):
+        return 0
+    try:
+        return parse_size(flag, text)
+    except UsageError:
+        raise UsageError(f"{flag} takes a size such as 4GB, auto or off, not {text!r}.", f"{flag} auto") from None
+
+
+def _free_bytes(folder: Path) -> int:
+    """Return the free bytes where a folder is or would be made; 0 where that cannot be told."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    try:
+        facts = os.statvfs(folder)
+    except OSError:
+        return 0
+    return facts.f_bavail * facts.f_frsize
