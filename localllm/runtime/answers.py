@@ -96,15 +96,18 @@ class AnswerMemory:
                 self._answers.move_to_end(place)
             return self._answers.get(place, ())
 
-    def controls_alike(self, text: str, ids: Sequence[int]) -> bool:
-        """Say whether control tokens stand in `ids` where the template wrote their spellings in `text`, and only there.
+    def keeps_controls(self, text: str, found: Generated) -> bool:
+        """Say whether the control tokens of a text stay where they are, and what they are, with what was generated.
 
-        Of the caller's words no spelling is whole in it; but a model may spell one in letters, or write one itself.
+        Only the template's are whole in `text`; but a model may have spelled one in letters, or a part of one.
         """
-        if next(self._spellings.found(text, 0, len(text)), None) is None:
+        spellings = list(self._spellings.touching(text, found.start, found.end))
+        if not spellings:
             return True
-        usual = self.tokenizer.encode(text, parse_special=True, continues=True)
-        return self._controls(usual) == self._controls(ids)
+        if any(first < found.start or last > found.end for first, last in spellings):
+            return False
+        usual = self.tokenizer.encode(text[found.start : found.end], parse_special=True, continues=True)
+        return self._controls(usual) == self._controls(found.ids)
 
     def _controls(self, ids: Sequence[int]) -> list[tuple[int, int]]:
         """Return the control tokens among `ids`, each with the bytes before it."""
@@ -191,7 +194,7 @@ class Recollection:
             else:
                 n_ids, n_chars = self._n_whole(answer.ids, text[start:end])
             found = Generated(start, start + n_chars, answer.ids[:n_ids], answer.prompt)
-            if n_ids and self._memory.controls_alike(text[start : found.end], found.ids):
+            if n_ids and self._memory.keeps_controls(text, found):
                 return found
         return None
 

@@ -44,14 +44,16 @@ class Spellings:
                 if at + length <= len(text) and text[at : at + length] in self._known:
                     yield at, at + length
 
+    def touching(self, text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """Yield every spelling of which a character stands in [start, end), as `found` does."""
+        return (spelling for spelling in self.found(text, start - self._longest + 1, end) if spelling[1] > start)
+
     def cuts(self, text: str) -> list[int]:
         """Return the positions, ascending, at which `text` must be cut; none where nobody's words are in it."""
         cuts: list[int] = []
         plain = str.__str__(text)
         for start, end in _ranges(text):
-            for first, last in self.found(plain, start - self._longest + 1, end):
-                if last <= start:
-                    continue
+            for first, last in self.touching(plain, start, end):
                 at = bisect.bisect_right(cuts, first)
                 if at < len(cuts) and cuts[at] < last:
                     continue
