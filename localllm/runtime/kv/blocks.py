@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -21,6 +21,7 @@ MARK_BYTES = 8
 """Of the mark that stands for each token of a block, and all that precede it."""
 
 BLOCK_TOKENS = 64
+_TOKEN_BYTES = 4  # of an id, where it is hashed
 
 Key: TypeAlias = bytes
 Root: TypeAlias = tuple[str, str]
@@ -80,12 +81,21 @@ class KeyMaker:
         """Return the key of the block of `tokens` after `parent`."""
         return self._hash(parent, _packed(tokens))
 
+    def beginnings(self, parent: Key, tokens: Tokens, lengths: Iterable[int]) -> dict[int, Key]:
+        """Return the keys of the blocks that are the first n of `tokens`, for all n of `lengths`, in one pass."""
+        keys, done, packed = dict[int, Key](), 0, _packed(tokens)
+        state = hashlib.blake2b(parent, key=self._secret, digest_size=KEY_BYTES)
+        for n_tokens in sorted(n for n in set(lengths) if 0 < n <= len(tokens)):
+            state.update(packed[done * _TOKEN_BYTES : n_tokens * _TOKEN_BYTES])
+            keys[n_tokens], done = state.copy().digest(), n_tokens
+        return keys
+
     def marks(self, parent: Key, tokens: Tokens) -> bytes:
         """Return the marks of the block of `tokens` after `parent`: MARK_BYTES a token."""
         state = hashlib.blake2b(parent, key=self._secret, digest_size=KEY_BYTES)
         packed, marks = _packed(tokens), list[bytes]()
-        for at in range(0, len(packed), 4):
-            state.update(packed[at : at + 4])
+        for at in range(0, len(packed), _TOKEN_BYTES):
+            state.update(packed[at : at + _TOKEN_BYTES])
             marks.append(state.copy().digest()[:MARK_BYTES])
         return b"".join(marks)
 

@@ -83,6 +83,7 @@ class DiskTier:
         self._is_closed = False
         self._give_up_s: float | None = None  # time.monotonic() at which what is left is dropped
         self._failure = ""
+        self._n_changes = 0  # of what waits to be written
         self._n_written = self._written_bytes = self._n_read = self._n_dropped = 0
         self.secret = self._open()
         self._thread = threading.Thread(target=self._run, name="localllm-kv-write", daemon=True)
@@ -92,9 +93,30 @@ class DiskTier:
         """Return the blocks that follow `parent`."""
         return [found.block for found in self._index.children(parent)]
 
+    @property
+    def version(self) -> int:
+        """A number that changes with what is known to lie here."""
+        return self._n_changes + self._index.version
+
+    def find(self, parent: Key, key: Key) -> Block | None:
+        """Return one block that follows `parent`, looking at no other file."""
+        waiting = self._pending.get(key)
+        if waiting is not None:
+            return waiting.block
+        found = self._index.find(parent, key)
+        return None if found is None else found.block
+
+    def known(self, key: Key) -> Block | None:
+        """Return a block that lies here, or will in a moment, as far as is known without asking the disk."""
+        waiting = self._pending.get(key)
+        if waiting is not None:
+            return waiting.block
+        found = self._index.get(key)
+        return None if found is None else found.block
+
     def holds(self, key: Key) -> bool:
         """Say whether a block lies here, or will in a moment, as far as is known without asking the disk."""
-        return key in self._pending or self._index.get(key) is not None
+        return self.known(key) is not None
 
     def read(self, block: Block) -> bytes | None:
         """Return a block's verified bytes; None = they are gone, or were wrong and are set aside."""
@@ -118,21 +140,34 @@ class DiskTier:
         return None
 
     def write(
-        self, block: Block, blob: bytes, *, prefix_tokens: int, is_second_use: bool, is_pinned: bool = False
+        self,
+        block: Block,
+        blob: bytes,
+        *,
+        prefix_tokens: int,
+        is_second_use: bool,
+        is_pinned: bool = False,
+        wait_s: float = 0.0,
     ) -> bool:
-        """Have a block written if the rules allow it; say whether it lies here, or soon will."""
+        """Have a block written if the rules allow it; say whether it lies here, or soon will.
+
+        `wait_s`: at most that long for room in the queue.
+        """
         with self._changed:
+            if wait_s > 0:
+                self._changed.wait_for(lambda: self._has_room(blob) or self._is_closed or self._failure, wait_s)
             found = self._index.get(block.key)
             waiting = self._pending.get(block.key)
             if any(one is not None and (one.is_pinned or not is_pinned) for one in (waiting, found)):
                 return True
             if self._is_closed or self._failure or not self._may_write(prefix_tokens, is_second_use, is_pinned):
                 return False
-            if self._waiting_bytes + len(blob) > _QUEUE_BYTES:
+            if not self._has_room(blob):
                 self._n_dropped += 1
                 return False
             write = _Write(block, blob, prefix_tokens, is_pinned)
             self._pending[block.key] = write
+            self._n_changes += 1
             self._writes.append(write)
             self._waiting_bytes += len(blob)
             self._changed.notify_all()
@@ -155,6 +190,8 @@ class DiskTier:
 
     def set_aside(self, key: Key) -> None:
         """Set aside the file of a block whose bytes are of no use."""
+        with self._changed:
+            self._n_changes += self._pending.pop(key, None) is not None
         found = self._index.get(key)
         if found is not None:
             self._aside(found.path, None)
@@ -198,6 +235,9 @@ class DiskTier:
             self._give_up_s = time.monotonic() + flush_s
             self._changed.notify_all()
         self._thread.join()
+
+    def _has_room(self, blob: bytes) -> bool:
+        return self._waiting_bytes + len(blob) <= _QUEUE_BYTES
 
     def _may_write(self, prefix_tokens: int, is_second_use: bool, is_pinned: bool) -> bool:
         if is_pinned:
@@ -251,7 +291,10 @@ class DiskTier:
             self._touch(touched)
             if write is None:
                 continue
+            is_wanted = self._pending.get(write.block.key) is write  # else cleared, set aside, or to be pinned
             try:
+                if not is_wanted:
+                    continue
                 if time.monotonic() - swept_s > _SWEEP_S:
                     swept_s = time.monotonic()
                     self._prepare_folder()
@@ -264,9 +307,7 @@ class DiskTier:
                     self._fail(error)
                 swept_s = -_SWEEP_S
             finally:
-                with self._changed:
-                    if self._pending.pop(write.block.key, None) is not None:
-                        self._waiting_bytes -= len(write.blob)
+                self._done(write, was_at_work=is_wanted)
         with contextlib.suppress(OSError):
             self._touch(self._touched)
             if self._n_written:
@@ -278,9 +319,30 @@ class DiskTier:
     def _forget_waiting(self) -> None:
         """Drop what waits to be written. Called under the condition."""
         self._n_dropped += len(self._writes)
+        self._waiting_bytes -= sum(len(write.blob) for write in self._writes)
         self._writes.clear()
         self._pending.clear()
-        self._waiting_bytes = 0
+        self._n_changes += 1
+
+    def _done(self, write: _Write, *, was_at_work: bool) -> None:
+        """Take note that a block waits no more; what was cleared while it was written goes again."""
+        with self._changed:
+            self._n_changes += 1
+            self._waiting_bytes -= len(write.blob)
+            if self._pending.get(write.block.key) is write:
+                del self._pending[write.block.key]
+            elif was_at_work:
+                self._take_back(write)
+            self._changed.notify_all()
+
+    def _take_back(self, write: _Write) -> None:
+        """Delete the file of a block that nobody wants here any more."""
+        found = self._index.get(write.block.key)
+        if found is not None and found.is_pinned == write.is_pinned:
+            self._index.drop(write.block.key)
+            with contextlib.suppress(OSError):
+                found.path.unlink()
+                self._room.used_bytes -= found.n_bytes
 
     def _prepare_folder(self) -> None:
         """Make the folder what it should be, and keep it within its budget and its age. Raises OSError."""

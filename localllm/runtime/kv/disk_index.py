@@ -66,6 +66,7 @@ class DiskIndex:
         self._parts: dict[int, _Part] = {}
         self._known: dict[Key, Found] = {}
         self.n_bad = 0
+        self.version = 0  # changes with what is known
 
     def place(self, block: Block, *, is_pinned: bool) -> Path:
         """Return where a block's file belongs."""
@@ -78,6 +79,21 @@ class DiskIndex:
             part = self._fresh(parent[0])
             return list(part.by_parent.get(parent, {}).values())
 
+    def find(self, parent: Key, key: Key) -> Found | None:
+        """Return one block that follows `parent`; no file but its own is looked at, where it was not seen before."""
+        found = self._known.get(key)
+        if found is not None:
+            if os.path.lexists(found.path):
+                return found
+            self.drop(key)
+        for suffix in (SUFFIX, PINNED_SUFFIX):
+            name = f"{key.hex()}{suffix}"
+            found = self._look_at(self._folder / f"{parent[0]:02x}" / name, parent[0])
+            if found is not None:
+                self.add(found)
+                return found
+        return None
+
     def get(self, key: Key) -> Found | None:
         """Return a block that was seen, without asking the disk."""
         return self._known.get(key)
@@ -88,6 +104,7 @@ class DiskIndex:
             part = self._parts.setdefault(found.block.parent[0], _Part())
             part.add(found.path.name, found)
             self._known[found.block.key] = found
+            self.version += 1
 
     def drop(self, key: Key) -> None:
         """Forget a file that is gone. Idempotent."""
@@ -95,6 +112,7 @@ class DiskIndex:
             found = self._known.pop(key, None)
             if found is not None:
                 self._parts[found.block.parent[0]].drop(found.path.name)
+                self.version += 1
 
     def all(self) -> Iterator[Found]:
         """Yield every block on disk."""
@@ -108,6 +126,7 @@ class DiskIndex:
         with self._lock:
             self._parts.clear()
             self._known.clear()
+            self.version += 1
 
     def _fresh(self, first: int) -> _Part:
         """Return a sub-folder's files, read again where they have changed. Called under the lock."""
@@ -120,6 +139,7 @@ class DiskIndex:
         if changed_ns == part.changed_ns:
             return part
         names = _block_names(folder) if changed_ns else {}
+        self.version += 1
         for name in part.found.keys() - names.keys():
             lost = part.drop(name)
             if lost is not None and self._known.get(lost.block.key) is lost:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import heapq
 import time
-from collections import OrderedDict
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from localllm.runtime.kv.blocks import Block, Key
+from localllm.runtime.kv.siblings import Siblings
 
-_LOOKED_AT = 64  # of the oldest entries, for one that is not lost by going
+_LOOKED_AT = 16  # of the ends that were not used for longest, for one that is not lost by going
+_STALE_SHARE = 4  # entries of the heap for each block, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,30 +22,43 @@ class Note:
     is_private: bool = False
     is_pinned: bool = False
 
+    def and_also(self, other: Note) -> Note:
+        """Return what holds of a block that two sequences had."""
+        return Note(
+            max(self.prefix_tokens, other.prefix_tokens),
+            self.is_private and other.is_private,
+            self.is_pinned or other.is_pinned,
+        )
+
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A block that is held. `n_uses`: sequences that had it, the one that computed it included."""
+    """A block that is held. `stamp` counts uses of the whole tier; `used_s`: Unix time of the last use."""
 
     block: Block
     blob: bytes
     note: Note
-    is_on_disk: bool = False
-    n_uses: int = 1
-    stamp: int = 0  # counts uses of the whole tier: the least was used longest ago
-    used_s: float = 0.0  # Unix time of the last use
+    stamp: int = 0
+    used_s: float = 0.0
 
 
 class RamTier:
-    """Holds blobs by key, and knows which blocks follow a parent. Not thread safe: `Tiers` holds its lock."""
+    """Holds blobs by key, and knows which blocks follow a parent. Not thread safe: `Tiers` holds its lock.
 
-    def __init__(self, limit_bytes: int) -> None:
+    Only ends of sequences go: a block without those before it is of no use. `lies_elsewhere`: says of a key
+    whether its block would not be lost. `version` changes with what is held.
+    """
+
+    def __init__(self, limit_bytes: int, lies_elsewhere: Callable[[Key], bool] = lambda _: False) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self.n_evicted = 0
+        self.version = 0
+        self._lies_elsewhere = lies_elsewhere
         self._n_stamps = 0
-        self._entries: OrderedDict[Key, Entry] = OrderedDict()  # in order of last use
-        self._children: dict[Key, dict[Key, Block]] = {}
+        self._entries: dict[Key, Entry] = {}
+        self._followers: dict[Key, Siblings] = {}
+        self._ends: list[tuple[int, Key]] = []  # a heap of stamps; what has changed since is passed over
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -60,75 +75,124 @@ class RamTier:
 
     def children(self, parent: Key) -> Collection[Block]:
         """Return the blocks that follow `parent`."""
-        return self._children.get(parent, {}).values()
+        return self._siblings(parent).blocks
 
-    def touch(self, key: Key) -> None:
-        """Make an entry the most recently used."""
-        self._entries.move_to_end(key)
-        self._stamp(self._entries[key])
+    def has_children(self, parent: Key) -> bool:
+        """Say whether any block follows `parent`."""
+        return parent in self._followers
+
+    def nearest(self, parent: Key, marks: bytes) -> Block | None:
+        """Return the block after `parent` that has the most tokens in common with what `marks` were made of."""
+        return self._siblings(parent).nearest(marks)
+
+    def beginnings(self, parent: Key, marks: bytes) -> Iterator[Block]:
+        """Yield the blocks after `parent` that are wholly a beginning of those tokens, longest first."""
+        return self._siblings(parent).beginnings(marks)
+
+    def touch(self, keys: Iterable[Key]) -> None:
+        """Make entries the most recently used, the last of them most; those that are not held are passed over."""
+        now_s = time.time()
+        for key in keys:
+            entry = self._entries.get(key)
+            if entry is not None:
+                self._stamp(entry, now_s)
 
     def put(self, entry: Entry) -> list[Entry]:
         """Hold an entry, instead of one of its key; return those that had to go for it (itself, if it is too large)."""
-        self.remove(entry.block.key)
+        key, parent = entry.block.key, entry.block.parent
+        self.remove(key)
         if len(entry.blob) > self.limit_bytes:
+            self.n_evicted += 1
             return [entry]
-        self._entries[entry.block.key] = entry
-        self._stamp(entry)
-        self._children.setdefault(entry.block.parent, {})[entry.block.key] = entry.block
+        self.version += 1
+        self._entries[key] = entry
+        self._followers.setdefault(parent, Siblings()).add(entry.block)
         self.used_bytes += len(entry.blob)
+        self._stamp(entry, time.time())
         return self.shrink(self.limit_bytes)
 
     def remove(self, key: Key) -> Entry | None:
         """Give an entry up; None = there is none."""
         entry = self._entries.pop(key, None)
-        if entry is not None:
-            self.used_bytes -= len(entry.blob)
-            siblings = self._children[entry.block.parent]
-            del siblings[key]
-            if not siblings:
-                del self._children[entry.block.parent]
+        if entry is None:
+            return None
+        self.version += 1
+        self.used_bytes -= len(entry.blob)
+        parent, siblings = entry.block.parent, self._followers[entry.block.parent]
+        siblings.remove(key)
+        if not siblings:
+            del self._followers[parent]
+            self._offer(self._entries.get(parent))
         return entry
 
     def shrink(self, to_bytes: int) -> list[Entry]:
         """Give entries up until at most `to_bytes` are held; return them. Pinned ones go last."""
         gone = []
         while self.used_bytes > to_bytes and self._entries:
-            victim = self._victim()
+            victim = self._victim() or self._pinned_victim()
             self.remove(victim.block.key)
             self.n_evicted += 1
             gone.append(victim)
         return gone
 
+    def by_worth(self) -> list[Entry]:
+        """Return all, those first that are of most use: the newest, each after those before it in its sequence."""
+        ordered = dict[Key, Entry]()
+        for entry in sorted(self._entries.values(), key=lambda entry: entry.stamp, reverse=True):
+            chain, at = list[Entry](), self._entries.get(entry.block.key)
+            while at is not None and at.block.key not in ordered:
+                chain.append(at)
+                at = self._entries.get(at.block.parent)
+            ordered.update((one.block.key, one) for one in reversed(chain))
+        return list(ordered.values())
+
     def clear(self) -> None:
         """Give everything up."""
+        self.version += 1
         self._entries.clear()
-        self._children.clear()
+        self._followers.clear()
+        self._ends.clear()
         self.used_bytes = 0
 
-    def _stamp(self, entry: Entry) -> None:
+    def _siblings(self, parent: Key) -> Siblings:
+        found = self._followers.get(parent)
+        return Siblings() if found is None else found
+
+    def _stamp(self, entry: Entry, now_s: float) -> None:
         self._n_stamps += 1
-        entry.stamp, entry.used_s = self._n_stamps, time.time()
+        entry.stamp, entry.used_s = self._n_stamps, now_s
+        self._offer(entry)
 
-    def _victim(self) -> Entry:
-        """Return the entry to give up: of the oldest few one that lies on disk too, else the oldest end of a sequence.
+    def _offer(self, entry: Entry | None) -> None:
+        """Put an entry among those that may go, if it may."""
+        if entry is None or not self._may_go(entry):
+            return
+        heapq.heappush(self._ends, (entry.stamp, entry.block.key))
+        if len(self._ends) > _STALE_SHARE * (len(self._entries) + _LOOKED_AT):
+            self._ends = [(e.stamp, key) for key, e in self._entries.items() if self._may_go(e)]
+            heapq.heapify(self._ends)
 
-        A block without those before it is of no use, so what follows a block goes before it.
-        """
-        first, oldest = None, None
-        for n_seen, entry in enumerate(self._entries.values()):
-            first = first or entry
-            if not entry.note.is_pinned:
-                if entry.is_on_disk and n_seen < _LOOKED_AT:
-                    return self._last_of(entry)
-                oldest = oldest or entry
-            if n_seen >= _LOOKED_AT and oldest is not None:
-                break
-        chosen = oldest or first
-        assert chosen is not None
-        return self._last_of(chosen)
+    def _may_go(self, entry: Entry) -> bool:
+        return not entry.note.is_pinned and entry.block.key not in self._followers
 
-    def _last_of(self, entry: Entry) -> Entry:
-        """Return the least recently used end of what follows an entry."""
-        while followers := self._children.get(entry.block.key):
-            entry = min((self._entries[key] for key in followers), key=lambda e: (e.note.is_pinned, e.stamp))
-        return entry
+    def _victim(self) -> Entry | None:
+        """Return the end to give up: of the oldest few one that lies elsewhere too, else the oldest; None = no end."""
+        seen = list[Entry]()
+        chosen: Entry | None = None
+        while self._ends and len(seen) < _LOOKED_AT and chosen is None:
+            stamp, key = heapq.heappop(self._ends)
+            entry = self._entries.get(key)
+            if entry is None or entry.stamp != stamp or not self._may_go(entry):
+                continue
+            seen.append(entry)
+            chosen = entry if self._lies_elsewhere(key) else None
+        chosen = chosen or (seen[0] if seen else None)
+        for entry in seen:
+            if entry is not chosen:
+                heapq.heappush(self._ends, (entry.stamp, entry.block.key))
+        return chosen
+
+    def _pinned_victim(self) -> Entry:
+        """Return the least recently used of the ends, of which all are pinned."""
+        ends = (entry for key, entry in self._entries.items() if key not in self._followers)
+        return min(ends, key=lambda entry: entry.stamp)

@@ -2,128 +2,230 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 
 from localllm.runtime.kv.blocks import Block, Key
 
+logger = logging.getLogger("localllm.runtime.kv")
+
 _AHEAD_BYTES = 64 << 20  # read for one sequence and not yet taken
+_ALL_AHEAD_BYTES = 256 << 20  # the same for all of them; what the engine waits for is read all the same
+_LAST_READ_S = 1.0  # that closing waits for the read at work: a disk may hang
 
 
 class Reading:
-    """The blocks that one sequence waits for, in the order in which it takes them. Made by `Reader.begin`."""
+    """The blocks that one sequence will take, in that order. Made by `Reader.begin`; who lets go of it stops it."""
 
     def __init__(self, blocks: Sequence[Block], changed: threading.Condition) -> None:
         self._changed = changed
-        self._waiting = deque(blocks)
-        self._known = {block.key for block in blocks}
-        self._arrived: dict[Key, bytes | None] = {}
-        self._held_bytes = 0
-        self.is_stopped = False
+        self._order = deque(blocks)
+        self._wanted = {block.key for block in blocks}
+        self._arrived: dict[Key, bytes] = {}
+        self._lost = set[Key]()
+        self._awaited: Block | None = None
+        self._is_stopped = False
+        self.held_bytes = 0
 
     def take(self, block: Block) -> bytes | None:
         """Return a block's bytes, once; None = it is still to come. Raises: KeyError where it cannot be had."""
         with self._changed:
-            if block.key in self._arrived:
-                blob = self._arrived.pop(block.key)
-                self._known.discard(block.key)
-                if blob is None:
-                    raise KeyError(block.key)
-                self._held_bytes -= len(blob)
-                self._changed.notify_all()
-                return blob
-            if self.is_stopped:
+            blob = self._arrived.pop(block.key, None)
+            if blob is None and (self._is_stopped or block.key in self._lost):
                 raise KeyError(block.key)
-            if block.key not in self._known:
-                self._known.add(block.key)
-                self._waiting.appendleft(block)
-                self._changed.notify_all()
-            return None
+            if blob is None:
+                self._wanted.add(block.key)
+                self._awaited = block
+            else:
+                self.held_bytes -= len(blob)
+                self._awaited = None
+            self._changed.notify_all()
+            return blob
+
+    def skip(self, key: Key) -> None:
+        """Let go of a block that was had otherwise."""
+        with self._changed:
+            self.held_bytes -= len(self._arrived.pop(key, b""))
+            self._wanted.discard(key)
+            self._changed.notify_all()
 
     def stop(self) -> None:
         """Read no more, and let go of what was read. Idempotent."""
         with self._changed:
-            self.is_stopped = True
-            self._waiting.clear()
+            self._is_stopped = True
+            self._order.clear()
+            self._wanted.clear()
             self._arrived.clear()
-            self._held_bytes = 0
+            self._awaited, self.held_bytes = None, 0
 
-    def next(self) -> Block | None:
-        """Return the block to read now; None = enough lies ready. Called under the condition."""
-        return self._waiting.popleft() if self._waiting and self._held_bytes < _AHEAD_BYTES else None
-
-    def arrived(self, block: Block, blob: bytes | None) -> None:
-        """Lay bytes ready; None = there are none. Called under the condition."""
-        if not self.is_stopped:
-            self._arrived[block.key] = blob
-            self._held_bytes += len(blob or b"")
+    # --- for the reader, under the condition
 
     @property
-    def is_done(self) -> bool:
-        """Say whether nothing is left to read."""
-        return self.is_stopped or not self._waiting
+    def awaited(self) -> Block | None:
+        """The block that the engine asked for in vain."""
+        return self._awaited
+
+    def ahead(self) -> Block | None:
+        """Return the next block to read ahead; None = there is none, or enough lies ready."""
+        while self._order and self._order[0].key not in self._wanted:
+            self._order.popleft()
+        return self._order[0] if self._order and self.held_bytes < _AHEAD_BYTES else None
+
+    def missing(self, other: Reading) -> None:
+        """Share what lies ready for another sequence."""
+        for key in self._wanted & other._arrived.keys():
+            self.arrived(key, other._arrived[key])
+
+    def arrived(self, key: Key, blob: bytes | None) -> bool:
+        """Take the bytes of a block, if it is wanted; None = there are none. Say whether the engine waits for it."""
+        if key not in self._wanted:
+            return False
+        self._wanted.discard(key)
+        if blob is None:
+            self._lose(key)
+        else:
+            self._arrived[key] = blob
+            self.held_bytes += len(blob)
+        was_awaited = self._awaited is not None and self._awaited.key == key
+        if was_awaited:
+            self._awaited = None
+        return was_awaited
+
+    def had(self, key: Key) -> bool:
+        """Take note that a block need not be read. Say whether the engine waits for it."""
+        was_awaited = self._awaited is not None and self._awaited.key == key
+        self._wanted.discard(key)
+        if was_awaited:
+            self._awaited = None
+        return was_awaited
+
+    def _lose(self, key: Key) -> None:
+        """Give up a block that cannot be had, and what would follow it."""
+        self._lost.add(key)
+        start = next((block.start for block in self._order if block.key == key), None)
+        for block in self._order:
+            if start is not None and block.start > start:
+                self._wanted.discard(block.key)
 
 
 class Reader:
-    """One thread that reads for all sequences, a block of each in turn. `wake` is called after each."""
+    """One thread that reads for all sequences, for those at work first, else for who came first.
 
-    def __init__(self, read: Callable[[Block], bytes | None], wake: Callable[[], None]) -> None:
+    `read`: returns a block's bytes, None = it cannot be had. `is_held`: says that a block need not be read any
+    more. `wake`: called when a block has come (or cannot) that the engine asked for in vain.
+    """
+
+    def __init__(
+        self, read: Callable[[Block], bytes | None], is_held: Callable[[Key], bool], wake: Callable[[], None]
+    ) -> None:
         self._read = read
+        self._is_held = is_held
         self._wake = wake
         self._changed = threading.Condition()
-        self._readings: deque[Reading] = deque()
+        self._readings: list[weakref.ref[Reading]] = []
+        self._chores = deque[Callable[[], None]]()
         self._is_closed = False
         self._thread: threading.Thread | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        """What was read and not yet taken; what two sequences wait for counts twice."""
+        with self._changed:
+            return sum(reading.held_bytes for reading in self._alive())
 
     def begin(self, blocks: Sequence[Block]) -> Reading:
         """Begin to read blocks in this order."""
         reading = Reading(blocks, self._changed)
         with self._changed:
-            if self._is_closed:
-                reading.is_stopped = True
-                return reading
-            self._readings.append(reading)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="localllm-kv-read", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
+            is_closed = self._is_closed
+            if not is_closed:
+                for other in self._alive():
+                    reading.missing(other)
+                self._readings.append(weakref.ref(reading))
+                self._start()
+        if is_closed:
+            reading.stop()
         return reading
+
+    def later(self, chore: Callable[[], None]) -> None:
+        """Have something done that touches the disk; before anything is read."""
+        with self._changed:
+            self._chores.append(chore)
+            if not self._is_closed:
+                self._start()
+
+    def stop_all(self) -> None:
+        """Let go of everything that was read and is to be read."""
+        with self._changed:
+            readings, self._readings = self._alive(), []
+        for reading in readings:
+            reading.stop()
 
     def close(self) -> None:
         """End the thread; what is still waited for cannot be had. Idempotent."""
         with self._changed:
             self._is_closed = True
-            readings, self._readings = list(self._readings), deque()
             self._changed.notify_all()
-        for reading in readings:
-            reading.stop()
+        self.stop_all()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(_LAST_READ_S)
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="localllm-kv-read", daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
+
+    def _alive(self) -> list[Reading]:
+        found = [reading for ref in self._readings if (reading := ref()) is not None]
+        if len(found) < len(self._readings):
+            self._readings = [weakref.ref(reading) for reading in found]
+        return found
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                found = self._next()
-                while found is None:
+                work = self._work()
+                while work is None:
                     if self._is_closed:
                         return
                     self._changed.wait()
-                    found = self._next()
-            reading, block = found
-            blob = self._read(block)
-            with self._changed:
-                reading.arrived(block, blob)
-            self._wake()
+                    work = self._work()
+            try:
+                work()
+            except Exception as error:  # whatever it is, what comes after must still be done
+                logger.warning("the disk tier could not be asked: %s", type(error).__name__)
+            del work  # and with it the bytes that it read
 
-    def _next(self) -> tuple[Reading, Block] | None:
-        """Return the next block of the next reading that wants one; those that are done, or held up, give way."""
-        for _ in range(len(self._readings)):
-            reading = self._readings.popleft()
-            if reading.is_stopped:
-                continue
-            self._readings.append(reading)
-            block = reading.next()
-            if block is not None:
-                return reading, block
-        return None
+    def _work(self) -> Callable[[], None] | None:
+        """Return what to do now. Called under the condition."""
+        if self._chores:
+            return self._chores.popleft()
+        block = None if self._is_closed else self._next()
+        return None if block is None else lambda: self._fetch(block)
+
+    def _fetch(self, block: Block) -> None:
+        """Read a block for all who want it, unless it came here otherwise; whatever fails, none of them waits on."""
+        blob, is_held = None, False
+        try:
+            is_held = self._is_held(block.key)
+            blob = None if is_held else self._read(block)
+        finally:
+            with self._changed:
+                readings = self._alive()
+                waits = [r.had(block.key) if is_held else r.arrived(block.key, blob) for r in readings]
+            if any(waits):
+                self._wake()
+
+    def _next(self) -> Block | None:
+        """Return the block to read now."""
+        readings = self._alive()
+        for reading in readings:
+            if reading.awaited is not None:
+                return reading.awaited
+        if sum(reading.held_bytes for reading in readings) >= _ALL_AHEAD_BYTES:
+            return None
+        return next((block for reading in readings if (block := reading.ahead()) is not None), None)

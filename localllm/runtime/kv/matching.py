@@ -1,0 +1,179 @@
+"""Which known blocks a sequence begins with: the longest prefix that an engine could have put back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from localllm.runtime.engine import EngineSpec, ExportUnit, PrefixRule
+from localllm.runtime.kv.blocks import Block, Chain, Key, KeyMaker
+from localllm.runtime.kv.ram import RamTier
+from localllm.runtime.kv.reading import Reading
+from localllm.runtime.types import Tokens
+
+if TYPE_CHECKING:
+    from localllm.runtime.kv.disk import DiskTier
+
+Tier: TypeAlias = Literal["ram", "disk"]
+
+
+class CutRule(Enum):
+    """What an engine can use of a block."""
+
+    ANYWHERE = "anywhere"  # its beginning, too
+    ENDS = "ends"  # only all of it
+    WHOLE = "whole"  # it is a whole state, for no more and no less than its tokens
+
+
+def cut_rule(spec: EngineSpec) -> CutRule:
+    """Return what an engine can use of a block."""
+    if spec.export_unit is ExportUnit.WHOLE:
+        return CutRule.WHOLE
+    return CutRule.ANYWHERE if spec.prefix_rule is PrefixRule.ANY and not spec.cut_tokens else CutRule.ENDS
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One block of a known prefix; links follow each other from position 0. Only the last is used in part."""
+
+    block: Block
+    n_used: int
+    tier: Tier
+
+    @property
+    def end(self) -> int:
+        """The position after the last one that is used."""
+        return self.block.start + self.n_used
+
+
+@dataclass(slots=True, eq=False)
+class Lookup:
+    """What is known of one sequence: made while it is prepared, then the engine's thread's alone.
+
+    `tails`: blocks on disk that follow where the chain leaves all that is known, of which it has at least a
+    part. `states`: keys of the sequence's beginnings by length, where blocks are whole states. `matched`: the
+    last answer of `match`, after what it was an answer to.
+    """
+
+    chain: Chain
+    tails: tuple[Block, ...] = ()
+    states: dict[int, Key] = field(default_factory=dict)
+    reading: Reading | None = None
+    matched: tuple[tuple[int, ...], tuple[Link, ...]] = ((), ())
+
+
+class Matcher:
+    """Finds what RAM holds and the disk is known to hold of sequences. Called under the lock of the RAM tier."""
+
+    def __init__(self, spec: EngineSpec, maker: KeyMaker, ram: RamTier, disk: DiskTier | None) -> None:
+        self.rule = cut_rule(spec)
+        self._window_tokens = spec.window_tokens if spec.prefix_rule is PrefixRule.WINDOW else 0
+        self._maker = maker
+        self._ram = ram
+        self._disk = disk
+
+    def match(self, lookup: Lookup, tokens: Tokens, n_most: int) -> tuple[Link, ...]:
+        """Return the longest prefix of the first `n_most` tokens that is known now, block by block."""
+        n_most = min(n_most, len(tokens))
+        asked = (self._ram.version, 0 if self._disk is None else self._disk.version, len(tokens), n_most)
+        if lookup.matched[0] != asked:
+            find = self._whole if self.rule is CutRule.WHOLE else self._blocks
+            lookup.matched = (asked, find(lookup, tokens, n_most))
+        return lookup.matched[1]
+
+    def _blocks(self, lookup: Lookup, tokens: Tokens, n_most: int) -> tuple[Link, ...]:
+        chain, size = lookup.chain, self._maker.block_tokens
+        chain.extend(tokens)
+        links = list[Link]()
+        for key in chain.keys[: max(0, n_most) // size]:
+            link = self._link(key)
+            if link is None:
+                break
+            links.append(link)
+        start = len(links) * size
+        tail = self._tail(lookup, chain.parent(start), tokens[start : min(n_most, start + size)])
+        if tail is not None:
+            links.append(tail)
+        return tuple(links[: self._n_within_window(links)])
+
+    def _whole(self, lookup: Lookup, tokens: Tokens, n_most: int) -> tuple[Link, ...]:
+        """Return the longest whole state of a beginning."""
+        states, root_key = lookup.states, lookup.chain.root_key
+        lengths = {block.n_tokens for block in self._ram.children(root_key) if block.n_tokens <= n_most}
+        if missing := lengths - states.keys():
+            states.update(self._maker.beginnings(root_key, tokens, missing))
+        for n_tokens in sorted((n for n in states if n <= n_most), reverse=True):
+            link = self._link(states[n_tokens])
+            if link is not None:
+                return (link,)
+        return ()
+
+    def _link(self, key: Key) -> Link | None:
+        entry = self._ram.get(key)
+        if entry is not None:
+            return Link(entry.block, entry.block.n_tokens, "ram")
+        block = None if self._disk is None else self._disk.known(key)
+        return None if block is None else Link(block, block.n_tokens, "disk")
+
+    def _tail(self, lookup: Lookup, parent: Key, own: Tokens) -> Link | None:
+        """Return the block after `parent` of which the sequence goes on with the most tokens, `own`."""
+        on_disk = [block for block in lookup.tails if block.parent == parent]
+        if not own or not (on_disk or self._ram.has_children(parent)):
+            return None
+        marks = self._maker.marks(parent, own)
+        best = self._ram_tail(parent, marks)
+        for block, n_common in self._fitting(on_disk, marks):
+            if (best is None or n_common > best.n_used) and self._disk is not None and self._disk.known(block.key):
+                best = Link(block, n_common, "disk")
+        return best
+
+    def _ram_tail(self, parent: Key, marks: bytes) -> Link | None:
+        if self.rule is CutRule.ENDS:
+            block = next(self._ram.beginnings(parent, marks), None)
+        else:
+            block = self._ram.nearest(parent, marks)
+        return None if block is None else Link(block, block.n_common(marks), "ram")
+
+    def _fitting(self, blocks: Iterable[Block], marks: bytes) -> list[tuple[Block, int]]:
+        """Return the blocks that begin with tokens of `marks`, with how many may be used of each."""
+        common = [(block, block.n_common(marks)) for block in blocks]
+        ends = self.rule is CutRule.ENDS
+        return [
+            (block, n_common) for block, n_common in common if n_common and not (ends and n_common < block.n_tokens)
+        ]
+
+    def _n_within_window(self, links: list[Link]) -> int:
+        """Return how many of the links to use, so that before their end a whole window is held."""
+        if not self._window_tokens:
+            return len(links)
+        n_best, bare_end = 0, 0
+        for n_links, link in enumerate(links, 1):
+            if link.block.is_bare:
+                bare_end = link.end
+            if bare_end <= max(0, link.end - self._window_tokens):
+                n_best = n_links
+        return n_best
+
+    # --- while a sequence is prepared, without the lock
+
+    def look_on_disk(self, lookup: Lookup, tokens: Tokens) -> None:
+        """Ask the disk for the blocks of a sequence, from its first to where it leaves all that is known."""
+        if self._disk is None:
+            return
+        chain, size = lookup.chain, self._maker.block_tokens
+        if self.rule is CutRule.WHOLE:
+            lengths = {block.n_tokens for block in self._disk.children(chain.root_key)}
+            lookup.states.update(self._maker.beginnings(chain.root_key, tokens, lengths))
+            return
+        parent, start = chain.root_key, 0
+        for key in chain.keys:
+            if key not in self._ram and self._disk.find(parent, key) is None:
+                break
+            parent, start = key, start + size
+        own, followers = tokens[start : start + size], self._disk.children(parent)
+        if own and followers:
+            found = self._fitting(followers, self._maker.marks(parent, own))
+            best = [max(found, key=lambda one: one[1])] if found and self.rule is CutRule.ANYWHERE else found
+            lookup.tails = tuple(block for block, _ in best)
