@@ -12,7 +12,6 @@ from typing import Protocol
 from localllm.errors import UsageError
 from localllm.runtime.events import Event
 from localllm.runtime.kv.explain import Warmed
-from localllm.runtime.slots import common_prefix
 from localllm.runtime.stream import TokenStream, collect
 from localllm.runtime.types import (
     CompletionRequest,
@@ -78,6 +77,8 @@ def document_tokens(request: Request, tokens_of: Callable[[Request], Tokens]) ->
     A conversation that ends with a user's message goes on in it, any other with a message of the user.
     Raises: UsageError for what is no prompt, or has no ids of its own.
     """
+    from localllm.runtime.slots import common_prefix  # it brings numpy, which a server's client does without
+
     if isinstance(request, EmbeddingRequest):
         raise UsageError("Texts to embed are never cached.", "give one prompt", field="prompt")
     if isinstance(request, CompletionRequest) and request.suffix is not None:

@@ -1,4 +1,4 @@
-"""What a worker is asked besides requests: tokens, prompts, counters, a sign of life."""
+"""What a worker is asked besides requests: tokens, prompts, counters, its caches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 
 from localllm.errors import LocalLLMError, UsageError
 from localllm.models.system import resident_bytes
-from localllm.runtime.types import ChatRequest, Request
+from localllm.runtime.types import ChatRequest, EmbeddingRequest, GenerationRequest, Request
 from localllm.worker.protocol import BadFrame, Call, Result, Submit, request_of
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("localllm.worker")
 T = TypeVar("T")
+_TIER_COUNTS = ("pool_tokens", "ram_limit_bytes", "ram_bytes", "n_ram_blocks", "n_ram_evictions")
 
 
 class Tokenize(msgspec.Struct, forbid_unknown_fields=True):
@@ -37,7 +38,7 @@ class Detokenize(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Prompt(msgspec.Struct, forbid_unknown_fields=True):
-    """Argument of "template" and "prompt_tokens": a request as `Submit` holds it."""
+    """Argument of "template", "prompt_tokens", "explain", "document" and "kept": a request as `Submit` holds it."""
 
     kind: str
     request: dict[str, Any]
@@ -54,18 +55,29 @@ class Calls:
             "template": self._template,
             "prompt_tokens": self._prompt_tokens,
         }
+        self._about_caches: Mapping[str, Callable[[Any], Any]] = {
+            "explain": lambda argument: service.explain(_request(argument)),
+            "document": lambda argument: {"tokens": service.document(_request(argument))},
+            "kept": lambda argument: dict(service.kept(_prompt(argument))),
+            "cache_stats": lambda argument: service.cache_stats(),
+            "clear_cache": lambda argument: service.clear_cache(),
+        }
         self._quick: Mapping[str, Callable[[Any], Any]] = {"stats": self._stats}
 
     def is_slow(self, call: Call) -> bool:
         """Say whether an answer may take long enough to keep others waiting."""
         return call.verb in self._slow
 
+    def is_about_caches(self, call: Call) -> bool:
+        """Say whether an answer may wait for the engine's thread or the disk, for seconds."""
+        return call.verb in self._about_caches
+
     def answer(self, call: Call) -> Result:
         """Return the answer. Raises UsageError for an unknown verb or a bad argument, and what the runtime raises."""
-        verb = self._slow.get(call.verb) or self._quick.get(call.verb)
+        verb = self._slow.get(call.verb) or self._about_caches.get(call.verb) or self._quick.get(call.verb)
         if verb is None:
             raise UsageError("There is no such call.", "use the same version on both sides", field="verb")
-        return Result(call.number, verb(call.argument))
+        return Result(call.number, msgspec.to_builtins(verb(call.argument)))
 
     def _tokenize(self, argument: Any) -> dict[str, Any]:
         wanted = _argument(argument, Tokenize)
@@ -98,7 +110,10 @@ class Calls:
         return {"tokens": self._service.prompt_tokens(_request(argument))}
 
     def _stats(self, argument: Any) -> dict[str, Any]:
-        return {**msgspec.to_builtins(self._service.stats()), "rss_bytes": resident_bytes()}
+        caches = msgspec.to_builtins(self._service.cache_stats())
+        disk = {f"disk_{name}": value for name, value in (caches["disk"] or {}).items()}
+        tiers = {name: caches[name] for name in _TIER_COUNTS}
+        return {**msgspec.to_builtins(self._service.stats()), **tiers, **disk, "rss_bytes": resident_bytes()}
 
 
 def unexpected(error: BaseException) -> LocalLLMError:
@@ -116,6 +131,13 @@ def _argument(argument: Any, kind: type[T]) -> T:
         return msgspec.convert(argument, kind)
     except msgspec.ValidationError as error:
         raise UsageError(f"The argument of this call is wrong: {error}", "use the same version on both sides") from None
+
+
+def _prompt(argument: Any) -> GenerationRequest:
+    request = _request(argument)
+    if isinstance(request, EmbeddingRequest):
+        raise UsageError("Texts to embed are never cached.", "give one prompt", field="prompt")
+    return request
 
 
 def _request(argument: Any) -> Request:

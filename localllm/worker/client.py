@@ -5,17 +5,22 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
+
+import msgspec
 
 from localllm.errors import LocalLLMError, ServerUnreachable
 from localllm.runtime import events
 from localllm.runtime.config import LoadConfig
+from localllm.runtime.events import Event
+from localllm.runtime.kv.explain import CacheStats, Cleared, Explanation, Warmed
 from localllm.runtime.stream import TokenStream, rebuild
-from localllm.runtime.types import Request
+from localllm.runtime.types import GenerationRequest, Request
+from localllm.runtime.warming import warm
 from localllm.worker.description import config_to_wire
 from localllm.worker.local_connection import Connection
 from localllm.worker.protocol import (
@@ -40,6 +45,8 @@ ATTACH_TIMEOUT_S = 2.0
 
 CALL_TIMEOUT_S = 30.0
 
+T = TypeVar("T")
+
 
 def call(record: ServerRecord, verb: str, argument: Any = None, timeout_s: float = CALL_TIMEOUT_S) -> Any:
     """Ask a server for something that is no generation; return its answer.
@@ -56,14 +63,14 @@ def call(record: ServerRecord, verb: str, argument: Any = None, timeout_s: float
         connection.close()
 
 
-def attach(record: ServerRecord, path: Path, config: LoadConfig) -> RemoteService:
-    """Return the model of the file at `path`, loaded with these settings, in a running server.
+def attach(record: ServerRecord, path: Path, config: LoadConfig | None) -> RemoteService:
+    """Return the model of the file at `path`, loaded with these settings (None = any), in a running server.
 
     Raises: ServerUnreachable, TimedOut; ModelNotFound, UsageError (other settings), Unavailable.
     """
-    if config.template is not None:
+    if config is not None and config.template is not None:
         config = replace(config, template=config.template.absolute())
-    wish = Attach(VERSION, os.path.abspath(path), config_to_wire(config))
+    wish = Attach(VERSION, os.path.abspath(path), {} if config is None else config_to_wire(config))
     connection, model = Connection.open(record, wish, ATTACH_TIMEOUT_S)
     return RemoteService(record, connection, model)
 
@@ -129,9 +136,31 @@ class RemoteService:
 
     def prompt_tokens(self, request: Request) -> list[int]:
         """Return the ids that a request's prompt becomes. Raises what refuses it; ServerUnreachable."""
-        asked = submit_frame(0, request)
-        answer = self._call("prompt_tokens", {"kind": asked.kind, "request": asked.request})
-        return list(answer["tokens"])
+        return list(self._call("prompt_tokens", _argument(request))["tokens"])
+
+    def explain(self, request: Request) -> Explanation:
+        """Return what the server's caches know of a prompt, and why not more. Raises as `prompt_tokens`."""
+        return _converted(self._call("explain", _argument(request)), Explanation)
+
+    def warm(self, request: GenerationRequest, on_event: Callable[[Event], None] = lambda event: None) -> Warmed:
+        """Have a prompt's beginning computed and pinned there, as in process. Raises as `submit`."""
+        return warm(self, request, on_event)
+
+    def document(self, request: Request) -> list[int]:
+        """Return the ids with which every prompt begins that goes on after this one. Raises as `prompt_tokens`."""
+        return list(self._call("document", _argument(request))["tokens"])
+
+    def kept(self, request: GenerationRequest) -> Mapping[str, int]:
+        """Return how many of a prompt's leading tokens each tier holds there. Raises as `prompt_tokens`."""
+        return dict(self._call("kept", _argument(request)))
+
+    def cache_stats(self) -> CacheStats:
+        """Return what the server's caches of this model hold. Raises: ServerUnreachable."""
+        return _converted(self._call("cache_stats", None), CacheStats)
+
+    def clear_cache(self) -> Cleared:
+        """Forget all that the server keeps of this model's ended requests. Raises: ServerUnreachable."""
+        return _converted(self._call("clear_cache", None), Cleared)
 
     def close(self) -> None:
         """Leave the server; what is at work there for this connection ends. Idempotent."""
@@ -250,6 +279,20 @@ class _Waiting:
     answered: threading.Event = field(default_factory=threading.Event)
     value: Any = None
     failure: LocalLLMError | None = None
+
+
+def _argument(request: Request) -> dict[str, Any]:
+    """Return a request as calls take it."""
+    asked = submit_frame(0, request)
+    return {"kind": asked.kind, "request": asked.request}
+
+
+def _converted(value: Any, kind: type[T]) -> T:
+    """Return an answer as the struct that it is of. Raises: ServerUnreachable for something else."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        raise ServerUnreachable("The server answered something else.", "localllm ps") from None
 
 
 def _result(frame: AnyFrame) -> Any:

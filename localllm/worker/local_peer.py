@@ -48,7 +48,12 @@ READER_TIMEOUT_S = 30.0
 LAST_WORDS_S = 1.0
 """How long a connection that is closed may take to read what is left for it."""
 
-WORKER_CALLS = frozenset(("tokenize", "detokenize", "template", "prompt_tokens", "stats"))
+WORKER_CALLS = frozenset(
+    (
+        *("tokenize", "detokenize", "template", "prompt_tokens", "stats"),
+        *("explain", "document", "kept", "cache_stats", "clear_cache"),
+    )
+)
 """The calls that are a worker's own and are relayed to it."""
 
 
@@ -138,7 +143,7 @@ class Peer:
         if self._server.is_draining:
             raise _draining()
         entry = _holder(self._server.supervisor.entries(), wish.path)
-        different = differences(entry.model.get("config", {}), wish.config)
+        different = differences(entry.model.get("config", {}), wish.config) if wish.config else []
         if different:
             raise UsageError(f"The server holds {entry.name} with {', '.join(different)}.", "localllm ps")
         self._model = entry.name

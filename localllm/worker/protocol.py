@@ -136,7 +136,7 @@ class Log(Frame, frozen=True, tag="log"):
 class Attach(Frame, frozen=True, tag="attach"):
     """First frame on the private socket: whose user, of which version, wants which model loaded how.
 
-    `path` "" = no model, only calls. `config`: the LoadConfig that the caller would load with.
+    `path` "" = no model, only calls. `config`: the LoadConfig that the caller would load with, {} = any.
     """
 
     version: int

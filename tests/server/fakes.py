@@ -28,7 +28,9 @@ from localllm.runtime.stream import told
 from localllm.runtime.types import ChatRequest, CompletionRequest, Request
 from localllm.server.request_log import RequestLog
 from localllm.server.state import ServerSettings, ServerState
+from localllm.worker.calls import Calls
 from localllm.worker.lifecycle import ModelEntry, ModelState
+from localllm.worker.protocol import Call
 from tests.fake_engine import FakeEngine, fake_service
 
 
@@ -116,8 +118,7 @@ class FakeWorker:
             case "ping":
                 return {}
             case "stats":
-                stats = self.service.stats()
-                return {**{name: getattr(stats, name) for name in stats.__dataclass_fields__}, "rss_bytes": 1_000_000}
+                return {**self._answered(verb, None), "rss_bytes": 1_000_000}
             case "tokenize":
                 tokens = tokenizer.encode(
                     argument["text"],
@@ -138,7 +139,10 @@ class FakeWorker:
                 if verb == "prompt_tokens":
                     return {"tokens": tokens}
                 return {"prompt": tokenizer.decode(tokens), "n_tokens": len(tokens)}
-        raise UsageError(f"there is no call {verb!r}")
+        return self._answered(verb, argument)
+
+    def _answered(self, verb: str, argument: Any) -> Any:
+        return Calls(self.service).answer(Call(0, verb, argument)).value
 
     async def ping(self, timeout_s: float) -> bool:
         return self.is_alive and self.answers_ping
