@@ -22,7 +22,8 @@ def open(model: str | os.PathLike[str], **config: Any) -> Service:
 
     `model`: a file, a directory, an alias such as "smollm2:135m", or part of a stored name.
     `config`: the fields of `localllm.runtime.config.LoadConfig` (ctx, kv, gpu, threads, parallel, ...);
-    kv may be text ("q8_0", or "q8_0:f16" for K and V apart).
+    kv may be text ("q8_0", or "q8_0:f16" for K and V apart). `tiers`: a `TierConfig` of the same module, where
+    KV is kept beyond the device; without one, in RAM alone.
     Raises: ModelNotFound, ModelRefused, NotEnoughMemory, UsageError (all of `localllm.errors`).
     """
     from dataclasses import fields
@@ -31,8 +32,9 @@ def open(model: str | os.PathLike[str], **config: Any) -> Service:
     from localllm import compose
     from localllm.errors import UsageError
     from localllm.models.kv_types import KvTypes
-    from localllm.runtime.config import LoadConfig
+    from localllm.runtime.config import LoadConfig, RuntimeConfig, TierConfig
 
+    tiers = config.pop("tiers", TierConfig())
     unknown = config.keys() - {f.name for f in fields(LoadConfig)}
     if unknown:
         raise UsageError(
@@ -44,4 +46,6 @@ def open(model: str | os.PathLike[str], **config: Any) -> Service:
         config["template"] = Path(config["template"])
     if not isinstance(model, (str, os.PathLike)):
         raise UsageError(f"The model must be a name or a path, not {model!r}.", 'localllm.open("smollm2:135m")')
-    return compose.open(os.fspath(model), LoadConfig(**config))
+    if not isinstance(tiers, TierConfig):
+        raise UsageError(f"tiers must be a TierConfig, not {tiers!r}.", "TierConfig(disk_dir=..., disk_bytes=...)")
+    return compose.open(os.fspath(model), LoadConfig(**config), runtime=RuntimeConfig(tiers=tiers))

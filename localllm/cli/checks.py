@@ -221,6 +221,22 @@ def _disk(home: Path) -> Iterator[Row]:
     yield "disk", told, "ok" if writable else "wrong", advice
 
 
+def kept(_: Machine) -> Iterator[Row]:
+    """What the disk tier keeps of prompts, and whether it is the user's own."""
+    from localllm.cli.keeping import default_folder
+    from localllm.runtime.kv.disk_list import total
+
+    folder = default_folder()
+    if not folder.exists():
+        yield "on disk", f"nothing yet, in {folder}", "ok", ""
+        return
+    found = total(folder)
+    yield "on disk", f"{size(found['bytes'])} in {found['n_blocks']} blocks, in {folder}", "ok", ""
+    facts = folder.stat()
+    if facts.st_uid != os.getuid() or facts.st_mode & 0o022:
+        yield "folder", "others may write to it, so it is not used", "wrong", f"chmod 700 {folder}"
+
+
 def settings(_: Machine) -> Iterator[Row]:
     """The settings file and the variables."""
     from localllm.cli.settings import config_path, read_settings
@@ -269,6 +285,7 @@ EXAMINATIONS: tuple[tuple[str, Examination], ...] = (
     ("memory", memory),
     ("devices", devices),
     ("models", models),
+    ("kept of prompts", kept),
     ("settings", settings),
     ("what would be used", choice),
 )
