@@ -36,7 +36,7 @@ class SlotEditor:
         """Apply one edit and return what its slot holds now. Raises GuardError for a broken rule."""
         match edit:
             case Clear(slot):
-                return self._cleared(slot, self._guard.clearing(slot), _OK)
+                return self._cleared(slot, self._guard.any_slot(slot), _OK)
             case Truncate(slot, n_tokens):
                 return self._truncate(slot, _not_negative(n_tokens))
             case CopyPrefix(src, dst, n_tokens):
@@ -67,7 +67,8 @@ class SlotEditor:
         return self._checked(slot, state)
 
     def _copy(self, src: int, dst: int, n_tokens: int) -> EditResult:
-        source, target = self._guard.settled(src, "copied"), self._guard.slot(dst)
+        self._guard.slot(src)
+        source, target = self._guard.settled(src, "copied"), self._guard.target(dst)
         if src == dst:
             raise GuardError(f"Slot {src} cannot be copied onto itself.")
         self._cleared(dst, target, _OK)  # native.md: a copy into a slot that is not empty is wrong
@@ -109,7 +110,7 @@ class SlotEditor:
         return self._checked(edit.slot, state)
 
     def _rewind(self, edit: Rewind) -> EditResult:
-        state = self._guard.slot(edit.slot)
+        state = self._guard.any_slot(edit.slot)
         try:
             blob = unseal(edit.checkpoint, BlobKind.CHECKPOINT, self._digest)
         except BadBlob:

@@ -79,7 +79,7 @@ class LlamaEngine:
         Raises: GuardError where the span is not held, or not whole where it must be.
         """
         self._check_open()
-        state = self._guard.slot(slot)
+        state = self._guard.any_slot(slot)
         if not 0 <= start < end <= state.n_valid:
             raise GuardError(f"Slot {slot} holds {state.n_valid} tokens, not [{start}, {end}).")
         if self.spec.export_unit is ExportUnit.WHOLE:

@@ -90,12 +90,16 @@ class Guard:
             raise GuardError("The spare slot is in use: a text is being embedded.")
         return self.spare
 
-    def clearing(self, index: int) -> SlotState:
-        """Return the state of a slot that may be cleared: the spare one too."""
+    def any_slot(self, index: int) -> SlotState:
+        """Return the state of a slot that may be cleared, rewound or saved: the spare one too."""
         return self.slots[self.spare] if index == self.spare else self.slot(index)
 
     def tokens(self, tokens: Sequence[int]) -> None:
         """Check that every id is in the vocabulary. Raises GuardError."""
+    def target(self, index: int) -> SlotState:
+        """Return the state of a slot that may be copied to: the spare one too, unless a text is on it."""
+        return self.slots[self.free_spare()] if index == self.spare else self.slot(index)
+
         if min(tokens) < 0 or max(tokens) >= self.spec.n_vocab:
             raise GuardError(f"A token id is outside the vocabulary of {self.spec.n_vocab}.")
 
@@ -114,7 +118,7 @@ class Guard:
 
     def settled(self, index: int, verb: str) -> SlotState:
         """Return the state of a slot that may be copied or saved. Raises GuardError if it is pending."""
-        state = self.slot(index)
+        state = self.any_slot(index)
         if state.is_pending or state.is_undefined:
             raise GuardError(f"Slot {index} cannot be {verb} before it is run again or cleared.")
         return state

@@ -121,6 +121,21 @@ def test_rewound_is_recomputed_and_leaves_the_source(tiny: Path, name: str) -> N
         assert apart(expected, source) > WRONG
 
 
+@pytest.mark.parametrize("name", HYBRID)
+def test_a_checkpoint_is_exported_from_a_copy_on_the_spare_slot_and_restored(tiny: Path, name: str) -> None:
+    with opened(tiny / f"{name}.gguf") as engine:
+        expected, spare = feed(engine, 0, TEXT[:70]), engine.spec.n_slots - 1
+        feed(engine, 1, TEXT[:60])
+        checkpoint = engine.checkpoint(1)
+        feed(engine, 1, OTHER[:40], 60)
+        engine.edit([CopyPrefix(1, spare, 100), Rewind(spare, checkpoint, 60)])
+        blob = engine.export(spare, 0, 60)
+        engine.edit([Clear(spare), Restore(2, 0, blob)])
+        assert apart(expected, feed(engine, 2, TEXT[60:70], 60)) < EXACT
+        source = feed(engine, 1, OTHER[40:50], 100)
+        assert apart(source, feed(engine, 3, TEXT[:60] + OTHER[:50])) < EXACT
+
+
 @EVERY
 def test_restored_is_computed(tiny: Path, name: str) -> None:
     with opened(tiny / f"{name}.gguf") as engine:

@@ -68,7 +68,6 @@ BAD_EDITS: tuple[Edit, ...] = (
     Clear(-1),
     Truncate(6, 0),
     Truncate(0, -1),
-    CopyPrefix(0, 5, 1),
     CopyPrefix(5, 0, 1),
     CopyPrefix(0, 0, 1),
     CopyPrefix(0, 1, -1),
@@ -83,6 +82,14 @@ def test_a_bad_edit_is_refused(tiny: Path, edit: Edit) -> None:
         feed(engine, 0, TEXT[:10])
         with pytest.raises(GuardError):
             engine.edit([edit])
+
+
+def test_nothing_is_copied_over_a_text_that_is_being_embedded(tiny: Path) -> None:
+    with opened(tiny / MODEL) as engine:
+        feed(engine, 0, TEXT[:10])
+        engine.embed(EmbedChunk(0, TEXT[:4], is_last=False))
+        with pytest.raises(GuardError, match="embedded"):
+            engine.edit([CopyPrefix(0, 5, 10)])
 
 
 def test_learned_positions_end_at_the_trained_context() -> None:
