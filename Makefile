@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/installed
 
-.PHONY: help run test lint fix bench bench-docs bench-serve faults load canary reliability-docs docs model venv clean
+.PHONY: help run test lint fix bench bench-docs bench-serve kv-figures kv-cases faults load canary reliability-docs docs model venv clean
 .DEFAULT_GOAL := help
 
 help:           ## list the targets
@@ -46,6 +46,14 @@ bench-serve: model ## measure the server (SERVE_MODELS=files PEERS=folder that p
 	  $(BIN)/python -m proof.serve_figures $$model $(if $(PEERS),--peers $(PEERS)) $(SERVE_FLAGS) >/dev/null || missed=1; done; \
 	  $(BIN)/python -m docs.benchmarks --only page; exit $${missed:-0}
 
+kv-figures: model ## measure what kept KV saves and costs (KV_MODELS=files PEERS=folder that peers.sh made): some 20 minutes a model
+	@for model in $(or $(KV_MODELS),smollm2:135m); do \
+	  $(BIN)/python -m proof.kv_figures $$model $(if $(PEERS),--peers $(PEERS)) $(KV_FLAGS) >/dev/null || missed=1; done; \
+	  $(BIN)/python -m docs.benchmarks --only page; exit $${missed:-0}
+
+kv-cases: model ## hold answers against those of an empty cache, over HTTP: some minutes
+	@$(BIN)/python -m proof.kv_cases $(KV_CASES_FLAGS)
+
 faults: model   ## end the worker 200 times under 8 clients: some 15 minutes
 	@$(BIN)/python -m proof.faults $(FAULTS_FLAGS)
 
@@ -55,7 +63,7 @@ load: model     ## 16 clients for 10 minutes
 canary: model   ## look for text of requests where none may be: some minutes
 	@$(BIN)/python -m proof.canary $(CANARY_FLAGS)
 
-reliability-docs: venv ## write docs/reliability.md from the last runs of faults, load and canary
+reliability-docs: venv ## write docs/reliability.md from the last runs of faults, load, canary and kv-cases
 	@$(BIN)/python -m docs.reliability
 
 docs: model     ## regenerate docs/cli.md and docs/config.md

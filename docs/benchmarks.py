@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from docs import compared
+from docs import compared, kept
 from docs.served import MARK, results, with_server
 from localllm.bench.engine.markdown import markdown
 from localllm.bench.engine.opener import Opener
@@ -97,7 +97,7 @@ def measured(model: str) -> Report:
 def written(engine: str) -> None:
     """Write the page: the engine's part as given, the others as they were measured last."""
     text = with_server(f"{engine.rstrip()}\n\n{compared.section()}", results())
-    PAGE.write_text(text, encoding="utf-8")
+    PAGE.write_text(kept.with_kept(text, kept.results()), encoding="utf-8")
     print(PAGE, file=sys.stderr)
 
 

@@ -39,7 +39,7 @@ def section(found: Mapping[str, Any]) -> Iterator[str]:
     yield ran_on(found)
     yield METHOD.format(**found["settings"])
     yield table(
-        ("figure", "asked", "measured", "95 % interval or range", "n", ""), [_figure(f) for f in found["figures"]]
+        ("figure", "asked", "measured", "95 % interval or range", "n", ""), [figure_row(f) for f in found["figures"]]
     )
     for n_at_once, burst in found["bursts"].items():
         yield f"{n_at_once} at once:"
@@ -59,7 +59,8 @@ def section(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"Stop under 8 streams: {ends}; new work: {stop['new_work']}; exit code {stop['exit_code']}."
 
 
-def _figure(line: Mapping[str, Any]) -> list[Any]:
+def figure_row(line: Mapping[str, Any]) -> list[Any]:
+    """Return a figure as a row of a table: what is asked, what was measured, whether that is reached."""
     sign = ">=" if line["at_least"] else "<="
     spread = "" if line["low"] is None else f"{line['low']:.3g} to {line['high']:.3g}"
     reached = "reached" if line["reached"] else "missed"

@@ -45,11 +45,13 @@ class Rounds:
                 if server.name in self.left_out:
                     continue
                 try:
-                    found.setdefault(server.name, []).append(one(server, at))
+                    taken = one(server, at)
                 except BurstFailed as error:
                     if server is self.ours:
                         raise
                     self.left_out[server.name] = str(error)
+                else:
+                    found.setdefault(server.name, []).append(taken)
                 time.sleep(SETTLE_S)
         return found
 

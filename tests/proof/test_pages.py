@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 import docs.reliability
+from docs.kept import MARK as KEPT_MARK
+from docs.kept import with_kept
 from docs.reliability import page
 from docs.served import MARK, with_server
 from proof.figures import Figure
@@ -131,3 +133,41 @@ def test_the_servers_sections_replace_those_before() -> None:
     assert "| other | 50.0 | 20.0 | 300.0 | 1.500 (1.400 to 1.600) | 1.000 (0.900 to 1.100) |" in once
     assert "Left out: llama-server: not given." in once
     assert with_server(once, []) == "# Benchmarks\n\nengine\n"
+
+
+def kept() -> dict[str, Any]:
+    sides = {
+        "localllm serve": {"median": 61.23, "low": 60.0, "high": 62.0, "n": 5},
+        "other": {"median": 9100.0, "low": 9000.0, "high": 9200.0, "n": 1},
+    }
+    settings = {"ctx": 16384, "rounds": 5, "others": 1, "pairs": 16, "fill": 100}
+    return HEAD | {
+        "settings": {**settings, "LOCALLLM_KV_RAM": "1GB", "LOCALLLM_KV_DISK": "4GB"},
+        "figures": [Figure("a restart", 0.03, False, 0.02, "", 0.01, 0.04, 6).line()],
+        "beside": [
+            {"what": "again", "unit": "ms", "sides": sides},
+            {"what": "told by ours alone", "unit": "", "sides": {"localllm serve": sides["localllm serve"]}},
+        ],
+        "left_out": {"third": "not given"},
+        "partial": False,
+    }
+
+
+def test_the_sections_on_kept_kv_follow_the_servers_and_replace_those_before() -> None:
+    served_page = with_server("# Benchmarks\n\nengine\n", [served()])
+    once = with_kept(served_page, [kept()])
+    assert with_kept(with_server(once, [served()]), [kept()]) == once
+    assert once.startswith(served_page.rstrip() + f"\n\n{KEPT_MARK}\n\n## Kept: small.gguf")
+    assert "| a restart | <= 0.03 | 0.02 | 0.01 to 0.04 | 6 | reached |" in once
+    assert "|  | unit | localllm serve | other |" in once
+    assert "| again | ms | 61.23 (n 5) | 9100 (n 1) |" in once
+    assert "| told by ours alone |  | 61.23 (n 5) |  |" in once
+    assert "Left out: third: not given." in once
+    assert with_kept(once, []) == served_page
+
+
+def test_cases_of_kept_kv(measured: Path) -> None:
+    count = {"n": 20, "right": 19, "other": 1, "failed": 0, "cached_tokens": 700, "is_hit": True, "ends": []}
+    engines = [{"engine": "fake engine", "is_exact": True, "cases": {"an exact repeat": count}}]
+    (measured / "kv_cases.json").write_text(json.dumps(HEAD | {"engines": engines}))
+    assert "| fake engine | an exact repeat | 19 of 20 | 1 | 0 | 700 |" in page()
