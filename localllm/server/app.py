@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localllm.errors import LocalLLMError
 from localllm.runtime.types import new_request_id
-from localllm.server import embeddings, health, metrics, models, openai_chat, openai_completions, openapi, tokens
+from localllm.server import cache, embeddings, health, metrics, models, openai_chat, openai_completions, openapi, tokens
 from localllm.server.body import ClientGone
 from localllm.server.errors import error_response, from_http_exception, internal
 from localllm.server.record import CLIENT_GONE, RequestRecord
@@ -35,7 +35,7 @@ def create_app(state: ServerState) -> ASGIApp:
 
 
 def _routes(state: ServerState) -> Iterator[BaseRoute]:
-    for module in (openai_chat, openai_completions, embeddings, models, tokens, health, metrics, openapi):
+    for module in (openai_chat, openai_completions, embeddings, cache, models, tokens, health, metrics, openapi):
         yield from module.routes(state)
 
 

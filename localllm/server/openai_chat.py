@@ -38,7 +38,7 @@ class ChatCompletions:
         decoded = await body.read(scope, receive, state, ChatBody)
         asked = decoded.value
         ignored = options.check_fields(decoded, state.settings.strict)
-        request, left_out = _request(asked, scope, state.settings)
+        request, left_out = request_of(asked, scope, state.settings)
         worker = await state.supervisor.worker(asked.model, state.settings.limits.load_wait_s)
         identity = Identity.of(f"chatcmpl-{request.request_id}", worker)
         streams = asked.stream_options or {}
@@ -60,7 +60,7 @@ class ChatCompletions:
         await generation.respond(scope, receive, send, state, worker, job)
 
 
-def _request(asked: ChatBody, scope: Scope, settings: ServerSettings) -> tuple[ChatRequest, dict[str, str]]:
+def request_of(asked: ChatBody, scope: Scope, settings: ServerSettings) -> tuple[ChatRequest, dict[str, str]]:
     """Return what a body asks for, and the header that tells what of it was left out.
 
     Raises: UsageError naming the field that cannot be honoured.

@@ -45,7 +45,7 @@ class Completions:
         decoded = await body.read(scope, receive, state, CompletionBody)
         asked = decoded.value
         ignored = options.check_fields(decoded, state.settings.strict)
-        requests = _requests(asked, scope, state.settings)
+        requests = requests_of(asked, scope, state.settings)
         worker = await state.supervisor.worker(asked.model, state.settings.limits.load_wait_s)
         echo = await _echo(worker, requests) if asked.echo else []
         identity = Identity.of(f"cmpl-{record_of(scope).request_id}", worker)
@@ -69,7 +69,7 @@ class Completions:
         await generation.respond(scope, receive, send, state, worker, job)
 
 
-def _requests(asked: CompletionBody, scope: Scope, settings: ServerSettings) -> list[CompletionRequest]:
+def requests_of(asked: CompletionBody, scope: Scope, settings: ServerSettings) -> list[CompletionRequest]:
     """Return what a body asks for, a request a prompt. Raises: UsageError naming what cannot be honoured."""
     options.check_format(asked)
     prompts = _prompts(asked.prompt)

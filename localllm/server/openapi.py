@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 import localllm
-from localllm.server import agent_headers, answer_schemas, embeddings, health, metrics, models, tokens, wire
+from localllm.server import agent_headers, answer_schemas, cache, embeddings, health, metrics, models, tokens, wire
 from localllm.server.body_schemas import REF, Schema, body_schemas
 from localllm.server.replies import InPieces
 from localllm.server.state import ServerState
@@ -82,14 +82,18 @@ _WITH_CHAT: Final = ("x-localllm-left-out",)
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One route. `told`: the struct of its answer, or a media type; `chunk`: of a stream's events; `statuses`: of
-    failures, beside those of any route; `unready`: the struct of its 503; `is_open`: no key is asked for."""
+    """One route.
+
+    `told`: the struct of its answer, or a media type; `body`: the struct that it takes, or several; `chunk`:
+    of a stream's events; `statuses`: of failures, beside those of any route; `unready`: the struct of its
+    503; `is_open`: no key is asked for.
+    """
 
     method: str
     path: str
     summary: str
     told: type | str
-    body: type | None = None
+    body: type | tuple[type, ...] | None = None
     chunk: type | None = None
     statuses: tuple[int, ...] = ()
     unready: type | None = None
@@ -122,6 +126,15 @@ OPERATIONS: Final = (
         embeddings.EmbeddingsAnswer,
         embeddings.EmbeddingsBody,
         statuses=(*_WITH_MODEL, 429),
+    ),
+    Operation(
+        "post",
+        cache.EXPLAIN_PATH,
+        "Tell what the caches know of a prompt, and why not more; nothing is generated.",
+        cache.CacheExplanation,
+        (wire.ChatBody, wire.CompletionBody),
+        None,
+        _WITH_MODEL,
     ),
     Operation(
         "post", "/tokenize", "Turn a text into tokens.", tokens.TokenizeAnswer, tokens.TokenizeBody, None, _WITH_MODEL
@@ -210,18 +223,26 @@ def _operation(operation: Operation, has_key: bool) -> Schema:
     if is_guarded:
         described["security"] = [{"key": []}]
     if operation.body is not None:
-        described["requestBody"] = {"required": True, "content": {"application/json": {"schema": _ref(operation.body)}}}
+        refs = [_ref(body) for body in _bodies(operation)]
+        schema = refs[0] if len(refs) == 1 else {"anyOf": refs}
+        described["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
     if "{model}" in operation.path:
         name = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
         described["parameters"] = [name]
     return described
 
 
+def _bodies(operation: Operation) -> tuple[type, ...]:
+    if operation.body is None:
+        return ()
+    return operation.body if isinstance(operation.body, tuple) else (operation.body,)
+
+
 def _answer(operation: Operation) -> Schema:
     names = ["x-request-id"]
     if operation.body is not None:
         names.append("x-localllm-ignored-fields")
-    if operation.body in (wire.ChatBody, tokens.TemplateBody):
+    if {wire.ChatBody, tokens.TemplateBody}.intersection(_bodies(operation)):
         names += _WITH_CHAT
     if operation.chunk is not None:
         names += _ABOUT_WORK

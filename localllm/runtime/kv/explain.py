@@ -28,6 +28,8 @@ Reason: TypeAlias = Literal[
 ]
 """Why no more of a prompt is known. Where several hold, the first of this list is told."""
 
+Tier: TypeAlias = Literal["device", "ram", "disk"]
+
 MESSAGES: Mapping[Reason, str] = {
     "complete": "All is known that can be: the rest, at least the last token, is always computed.",
     "off": "This request asks for no cache, so all of it is computed.",
@@ -67,7 +69,7 @@ class Explanation:
 
     `known_tokens`: what would be taken from each tier ("device", "ram", "disk") if the request came now;
     `n_held_tokens`: leading tokens of it that are held, also those that cannot be used. `tier`: where the
-    last of them lie, "" = none are known; `age_s`: since that was last used, None where that is not known.
+    last of the known ones lie, "" = none are known; `age_s`: since that was last used, None where that is not known.
     `diverges_at` None = all is known but the last token.
     """
 
@@ -76,7 +78,7 @@ class Explanation:
     message: str
     known_tokens: Mapping[str, int] = field(default_factory=dict)
     n_held_tokens: int = 0
-    tier: str = ""
+    tier: Tier | Literal[""] = ""
     age_s: float | None = None
     diverges_at: Divergence | None = None
 
