@@ -93,9 +93,9 @@ class Matcher:
                 break
             links.append(link)
         start = len(links) * size
-        tail = self._tail(lookup, chain.parent(start), tokens[start : min(n_most, start + size)])
-        if tail is not None:
-            links.append(tail)
+        for tail in self._tails(lookup, start, tokens[start : min(n_most, start + size)]):
+            if self._n_within_window([*links, tail]) > len(links):
+                return (*links, tail)
         return tuple(links[: self._n_within_window(links)])
 
     def _whole(self, lookup: Lookup, tokens: Tokens, n_most: int) -> tuple[Link, ...]:
@@ -117,24 +117,27 @@ class Matcher:
         block = None if self._disk is None else self._disk.known(key)
         return None if block is None else Link(block, block.n_tokens, "disk")
 
-    def _tail(self, lookup: Lookup, parent: Key, own: Tokens) -> Link | None:
-        """Return the block after `parent` of which the sequence goes on with the most tokens, `own`."""
+    def _tails(self, lookup: Lookup, start: int, own: Tokens) -> list[Link]:
+        """Return blocks at `start` that begin as the sequence goes on, with `own`; the most tokens first."""
+        parent = lookup.chain.parent(start)
         on_disk = [block for block in lookup.tails if block.parent == parent]
+        key = next(iter(lookup.chain.keys[start // self._maker.block_tokens :]), b"")  # its own whole block goes on
+        whole = None if self._disk is None else self._disk.known(key)
+        if whole is not None:
+            on_disk.append(whole)
         if not own or not (on_disk or self._ram.has_children(parent)):
-            return None
+            return []
         marks = self._maker.marks(parent, own)
-        best = self._ram_tail(parent, marks)
-        for block, n_common in self._fitting(on_disk, marks):
-            if (best is None or n_common > best.n_used) and self._disk is not None and self._disk.known(block.key):
-                best = Link(block, n_common, "disk")
-        return best
-
-    def _ram_tail(self, parent: Key, marks: bytes) -> Link | None:
         if self.rule is CutRule.ENDS:
-            block = next(self._ram.beginnings(parent, marks), None)
+            in_ram = list(self._ram.beginnings(parent, marks))
         else:
-            block = self._ram.nearest(parent, marks)
-        return None if block is None else Link(block, block.n_common(marks), "ram")
+            nearest = self._ram.nearest(parent, marks)
+            in_ram = [] if nearest is None else [nearest]
+        links = [Link(block, n_common, "ram") for block, n_common in self._fitting(in_ram, marks)]
+        for block, n_common in self._fitting(on_disk, marks):
+            if self._disk is not None and self._disk.known(block.key) is not None:
+                links.append(Link(block, n_common, "disk"))
+        return sorted(links, key=lambda link: (-link.n_used, link.tier != "ram"))
 
     def _fitting(self, blocks: Iterable[Block], marks: bytes) -> list[tuple[Block, int]]:
         """Return the blocks that begin with tokens of `marks`, with how many may be used of each."""
@@ -168,7 +171,7 @@ class Matcher:
             lookup.states.update(self._maker.beginnings(chain.root_key, tokens, lengths))
             return
         parent, start = chain.root_key, 0
-        for key in chain.keys:
+        for key in chain.keys[: (len(tokens) - 1) // size]:  # one token at least is left to be computed
             if key not in self._ram and self._disk.find(parent, key) is None:
                 break
             parent, start = key, start + size

@@ -98,10 +98,15 @@ class RamTier:
                 self._stamp(entry, now_s)
 
     def put(self, entry: Entry) -> list[Entry]:
-        """Hold an entry, instead of one of its key; return those that had to go for it (itself, if it is too large)."""
+        """Hold an entry, instead of one of its key; return those that had to go for it.
+
+        That is itself if it is too large, or if others would go for what is of no use: the end of a sequence
+        whose beginning was too long for the tier.
+        """
         key, parent = entry.block.key, entry.block.parent
         self.remove(key)
-        if len(entry.blob) > self.limit_bytes:
+        is_of_use = not entry.block.start or parent in self._entries or self._lies_elsewhere(parent)
+        if len(entry.blob) > self.limit_bytes - (0 if is_of_use else self.used_bytes):
             self.n_evicted += 1
             return [entry]
         self.version += 1

@@ -179,10 +179,12 @@ class Tiers:
             self._ram.touch(reversed(keys))  # the first become the newest: the others are of no use without
             for key in keys:
                 entry = self._ram.get(key)
-                if entry is not None and not is_private:
+                if entry is None or is_private:
+                    continue
+                if entry.note.is_private:
                     entry.note = replace(entry.note, is_private=False)
-                    if not self._lies_on_disk(key):
-                        unwritten.append(entry)
+                if not self._lies_on_disk(key):
+                    unwritten.append(entry)
         for entry in unwritten:
             self._write(entry, is_second_use=True)
         if self._disk is not None:
