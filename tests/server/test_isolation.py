@@ -74,6 +74,19 @@ def test_neither_waits_for_the_others_prefix_nor_gets_it(isolated: Running) -> N
     assert len({json.dumps(told(reply), sort_keys=True) for reply in replies.values()}) == 1
 
 
+def test_nor_is_one_told_of_the_others_prompts_where_caches_are_explained(isolated: Running) -> None:
+    sent = {"messages": [{"role": "user", "content": PROMPT}]}
+
+    def explained(key: str) -> dict[str, Any]:
+        told: dict[str, Any] = isolated.post("/v1/cache/explain", sent, {"authorization": key}).json
+        return told
+
+    new = explained("Bearer alice")
+    ask(isolated, "Bearer alice")
+    assert explained("Bearer alice")["n_known_tokens"] > 0
+    assert explained("Bearer bob") == new
+
+
 def test_without_a_key_only_one_connection_finds_its_own_again(isolated: Running) -> None:
     assert [n_cached(ask(isolated, key)) for key in (None, None, "", "Bearer", "Bearer ", None)] == [0] * 6
     connection = http.client.HTTPConnection(isolated.host, isolated.port, timeout=20)
