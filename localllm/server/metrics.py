@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute, Route
 
 from localllm.errors import LocalLLMError
 from localllm.models.system import resident_bytes
-from localllm.server import histograms
+from localllm.server import histograms, tier_metrics
 from localllm.server.histograms import PART_BOUNDS_S, REQUEST_BOUNDS_S, TOKEN_BOUNDS_S, Histogram
 from localllm.server.record import RequestRecord
 
@@ -250,6 +250,7 @@ def _model_lines(readings: Sequence[Reading]) -> Iterator[str]:
             for labels, parts in samples:
                 value = sum(_count(stats, part) for part in parts)
                 yield histograms.sample(name, {"model": reading.model, **labels}, value)
+    yield from tier_metrics.lines([(reading.model, stats) for reading, stats in told])
     name = "localllm_kv_cache_usage_ratio"
     yield from histograms.head(name, "gauge", "Share of the KV cache's cells in use.")
     for reading, stats in told:
