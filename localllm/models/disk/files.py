@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -33,6 +34,19 @@ def sync_folder(folder: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def make_own_folder(folder: Path) -> None:
+    """Make a folder for this user alone, where there is none.
+
+    Raises OSError, also where it is a link, another user's, or can be written by others.
+    """
+    folder.mkdir(exist_ok=True, mode=0o700)
+    facts = os.lstat(folder)
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
+        raise OSError(errno.EPERM, f"{folder} is not a folder of this user")
+    if facts.st_mode & 0o022:
+        raise OSError(errno.EPERM, f"{folder} can be written by others")
 
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:

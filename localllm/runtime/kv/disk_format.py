@@ -5,6 +5,7 @@ There is no text and no token id in it. Nothing is believed before the checksum 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import struct
@@ -17,19 +18,26 @@ from localllm.models.disk import files
 from localllm.runtime.kv.blocks import KEY_BYTES, MARK_BYTES, Block
 
 SUFFIX, PINNED_SUFFIX = ".kv", ".pin.kv"
+PARTIAL_SUFFIX = ".kv.tmp"
+"""Of a file that is being written; whoever writes it holds an flock on it, which ends with its process."""
+VERSION = 1
 
 _MAGIC = b"LLKB"
-_VERSION = 1
 # magic, version, flags, key, parent, start, n_tokens, prefix_tokens, bytes of the marks, bytes of the payload
 _HEAD = struct.Struct(f"<4sHH{KEY_BYTES}s{KEY_BYTES}sIIIIQ")
 _CHECKSUM = struct.Struct("<QQ")  # of the header and the marks, and of the payload
 _BARE = 1
 _MAX_MARKS_BYTES = 1 << 20
-_READ_FLAGS = os.O_RDONLY | files.OWN
+_READ_FLAGS = os.O_RDONLY | files.OWN | getattr(os, "O_NONBLOCK", 0)  # a pipe in the way holds nobody up
+_WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | files.OWN
 
 
 class BadFile(ValueError):
     """The file is not an intact block of this version."""
+
+
+class NewerFile(BadFile):
+    """The file is of a later version, which still needs it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +58,7 @@ def file_parts(block: Block, blob: bytes, prefix_tokens: int) -> tuple[bytes, by
     """Return a file's content in two parts, of which the second is `blob` itself."""
     head = _HEAD.pack(
         _MAGIC,
-        _VERSION,
+        VERSION,
         _BARE if block.is_bare else 0,
         block.key,
         block.parent,
@@ -64,8 +72,51 @@ def file_parts(block: Block, blob: bytes, prefix_tokens: int) -> tuple[bytes, by
     return head + sums + block.marks, blob
 
 
+def write_file(path: Path, parts: tuple[bytes, ...], used_s: float) -> None:
+    """Put a block's file in its place, whole or not at all, last used at `used_s` (Unix time). Raises OSError."""
+    temporary = path.with_name(f".{files.token()}{PARTIAL_SUFFIX}")
+    fd = os.open(temporary, _WRITE_FLAGS, 0o600)
+    try:
+        _own(fd)
+        for part in parts:
+            files.write_all(fd, part)
+        os.fsync(fd)
+        os.utime(fd, (used_s, used_s))
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    finally:
+        os.close(fd)
+
+
+def _own(fd: int) -> None:
+    """Show those who sweep that the file is being written, where the system can."""
+    import fcntl
+
+    with contextlib.suppress(OSError):
+        fcntl.flock(fd, fcntl.LOCK_EX)
+
+
+def is_partial_left_behind(path: Path) -> bool | None:
+    """Say whether nobody writes a partial file any more; None = the system cannot tell. Raises OSError."""
+    import fcntl
+
+    fd = os.open(path, _READ_FLAGS)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
 def read_header(path: Path) -> Header:
-    """Return what a file says of itself. Raises: OSError, BadFile."""
+    """Return what a file says of itself. Raises: OSError, BadFile, NewerFile."""
     fd = os.open(path, _READ_FLAGS)
     try:
         facts = os.fstat(fd)
@@ -77,7 +128,7 @@ def read_header(path: Path) -> Header:
 
 
 def read_file(path: Path) -> tuple[Header, bytes]:
-    """Return a verified file: its header and its payload. Raises: OSError, BadFile."""
+    """Return a verified file: its header and its payload. Raises: OSError, BadFile, NewerFile."""
     fd = os.open(path, _READ_FLAGS)
     try:
         facts = os.fstat(fd)
@@ -104,7 +155,9 @@ def _header(head: bytes, fd: int, size_bytes: int) -> tuple[Header, int]:
     if len(head) < _HEAD.size + _CHECKSUM.size:
         raise BadFile("shorter than its header")
     magic, version, flags, key, parent, start, n_tokens, prefix, n_marks, n_payload = _HEAD.unpack_from(head)
-    if magic != _MAGIC or version != _VERSION:
+    if magic == _MAGIC and version > VERSION:
+        raise NewerFile(f"of version {version}")
+    if magic != _MAGIC or version != VERSION:
         raise BadFile("not of this version")
     if n_marks > _MAX_MARKS_BYTES or n_marks not in (0, n_tokens * MARK_BYTES):
         raise BadFile("impossible lengths")

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from localllm.models.disk import files
 from localllm.runtime.kv.blocks import Block, Key
-from localllm.runtime.kv.disk_format import PINNED_SUFFIX, SUFFIX, BadFile, read_header
+from localllm.runtime.kv.disk_format import PINNED_SUFFIX, SUFFIX, BadFile, NewerFile, read_header
 
-_UNSETTLED_S = 0.05  # a folder that changed so short a while ago may change again within the clock's grain
+_UNSETTLED_S = 1.0  # a folder that changed so short a while ago may change again within its clock's grain
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +86,12 @@ class DiskIndex:
             if os.path.lexists(found.path):
                 return found
             self.drop(key)
+        folder = self._folder / f"{parent[0]:02x}"
+        if not files.is_folder(folder):
+            return None
         for suffix in (SUFFIX, PINNED_SUFFIX):
             name = f"{key.hex()}{suffix}"
-            found = self._look_at(self._folder / f"{parent[0]:02x}" / name, parent[0])
+            found = self._look_at(folder / name, parent[0])
             if found is not None:
                 self.add(found)
                 return found
@@ -114,12 +117,11 @@ class DiskIndex:
                 self._parts[found.block.parent[0]].drop(found.path.name)
                 self.version += 1
 
-    def all(self) -> Iterator[Found]:
-        """Yield every block on disk."""
-        for first in range(256):
+    def refresh(self) -> None:
+        """Forget what is gone, and see what others wrote, in those sub-folders that were looked into."""
+        for first in tuple(self._parts):
             with self._lock:
-                found = list(self._fresh(first).found.values())
-            yield from found
+                self._fresh(first)
 
     def forget_all(self) -> None:
         """Forget every file; they will be looked at anew."""
@@ -132,10 +134,7 @@ class DiskIndex:
         """Return a sub-folder's files, read again where they have changed. Called under the lock."""
         part = self._parts.setdefault(first, _Part())
         folder = self._folder / f"{first:02x}"
-        try:
-            changed_ns = os.lstat(folder).st_mtime_ns
-        except OSError:
-            changed_ns = 0
+        changed_ns = _changed_ns(folder)
         if changed_ns == part.changed_ns:
             return part
         names = _block_names(folder) if changed_ns else {}
@@ -157,6 +156,8 @@ class DiskIndex:
             header = read_header(path)
             if header.block.parent[0] != first or not path.name.startswith(header.block.key.hex() + "."):
                 raise BadFile("not under its own name")
+        except NewerFile:
+            return None
         except BadFile:
             self.n_bad += 1
             files.set_aside(path)
@@ -164,6 +165,15 @@ class DiskIndex:
         except OSError:
             return None
         return Found(header.block, path, header.file_bytes, header.prefix_tokens)
+
+
+def _changed_ns(folder: Path) -> int:
+    """Return when a folder has changed; 0 where there is none, or but a link to one."""
+    try:
+        facts = os.lstat(folder)
+    except OSError:
+        return 0
+    return facts.st_mtime_ns if stat.S_ISDIR(facts.st_mode) else 0
 
 
 def _block_names(folder: Path) -> dict[str, None]:

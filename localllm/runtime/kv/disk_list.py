@@ -10,7 +10,7 @@ from pathlib import Path
 from localllm.models.disk import files
 from localllm.runtime.kv.blocks import Block, Key
 from localllm.runtime.kv.disk_format import BadFile, read_header
-from localllm.runtime.kv.disk_room import survey
+from localllm.runtime.kv.disk_room import delete_blocks, engine_folders, survey
 
 _ABOUT_BYTES = 1 << 16
 
@@ -54,12 +54,8 @@ def prefixes(folder: Path) -> list[KeptPrefix]:
 
 def delete_all(folder: Path) -> tuple[int, int]:
     """Delete every block file, pinned ones too; return how many, and their bytes."""
-    n_blocks = n_deleted = 0
-    for path, n_bytes, _, _ in survey(folder):
-        with contextlib.suppress(OSError):
-            path.unlink()
-            n_blocks, n_deleted = n_blocks + 1, n_deleted + n_bytes
-    return n_blocks, n_deleted
+    deleted = [delete_blocks(engine) for engine in engine_folders(folder)]
+    return sum(n_blocks for n_blocks, _ in deleted), sum(n_bytes for _, n_bytes in deleted)
 
 
 def _chain_bytes(blocks: dict[Key, tuple[Block, int, float, bool]], key: Key) -> int:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import stat
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from localllm.models.disk import files, lock
-from localllm.runtime.kv.disk_format import PINNED_SUFFIX, SUFFIX
+from localllm.runtime.kv.disk_format import PARTIAL_SUFFIX, PINNED_SUFFIX, SUFFIX, is_partial_left_behind
 
-_TEMPORARY = re.compile(r"^\.(\d+)\.[0-9a-f]+\.tmp$")
 _OLD_TEMPORARY_S = 3600.0
+_AHEAD_S = 60.0  # of the clock, is a clock that was set back
 _LEFT_SHARE = 0.95  # of the budget, once something had to go: so not for every block anew
 _COUNT_BYTES = 16 << 20  # are written between two looks into the day's file
 _BAD_AGE_S = 86_400.0
@@ -27,12 +26,8 @@ class _Seen:
     path: Path
     n_bytes: int
     used_s: float
-    is_pinned: bool
-
-
-def temporary_name() -> str:
-    """Return a name for a file that is being written; it tells who writes."""
-    return f".{os.getpid()}.{files.token()}.tmp"
+    is_pinned: bool = False
+    is_bad: bool = False
 
 
 class DayBudget:
@@ -65,6 +60,8 @@ class DayBudget:
         day = _today()
         if self._day != day:
             self._day, self._told_bytes, self._own_bytes = day, 0, 0
+        if not files.is_folder(self._folder):
+            return
         with contextlib.suppress(lock.Busy), lock.hold(self._folder / "daily.lock", on_wait=None):
             told = _read_day(self._folder / "daily.json", day)
             self._told_bytes = told + self._own_bytes
@@ -92,21 +89,27 @@ class FolderRoom:
         self._age_s = age_s
         self.used_bytes = 0
         self.n_evicted = 0
+        self._pinned_bytes = 0
+
+    def fits(self, n_bytes: int) -> bool:
+        """Say whether a file fits, as far as it is known what lies there."""
+        return self.used_bytes + n_bytes <= self._limit_bytes
 
     def sweep(self, need_bytes: int = 0) -> None:
         """Count what lies there; delete what is too old, half-written or over the budget, least recently used first."""
         now_s = time.time()
         seen = []
-        for one in _blocks(self._folder, now_s):
-            if not one.is_pinned and now_s - one.used_s > self._age_s:
+        for one in _in_the_past(list(_files(self._folder, now_s)), now_s):
+            if not one.is_pinned and now_s - one.used_s > (_BAD_AGE_S if one.is_bad else self._age_s):
                 self._delete(one)
             else:
                 seen.append(one)
         self.used_bytes = sum(one.n_bytes for one in seen)
-        if self.used_bytes + need_bytes <= self._limit_bytes:
+        self._pinned_bytes = sum(one.n_bytes for one in seen if one.is_pinned)
+        if self.fits(need_bytes) or not self._can_fit(need_bytes):
             return
-        target_bytes = int(self._limit_bytes * _LEFT_SHARE) - need_bytes
-        for one in sorted((one for one in seen if not one.is_pinned), key=lambda one: one.used_s):
+        target_bytes = max(self._pinned_bytes, int(self._limit_bytes * _LEFT_SHARE) - need_bytes)
+        for one in sorted((one for one in seen if not one.is_pinned), key=lambda one: (not one.is_bad, one.used_s)):
             if self.used_bytes <= target_bytes:
                 break
             self._delete(one)
@@ -114,60 +117,87 @@ class FolderRoom:
 
     def make_room(self, n_bytes: int) -> bool:
         """Make room for a file; False = there is none to be had."""
-        if self.used_bytes + n_bytes > self._limit_bytes:
+        if not self.fits(n_bytes) and self._can_fit(n_bytes):
             self.sweep(n_bytes)
-        return self.used_bytes + n_bytes <= self._limit_bytes
+        return self.fits(n_bytes)
+
+    def _can_fit(self, n_bytes: int) -> bool:
+        return self._pinned_bytes + n_bytes <= self._limit_bytes
 
     def _delete(self, one: _Seen) -> None:
         with contextlib.suppress(OSError):
             one.path.unlink()
-            self.n_evicted += 1
+            self.n_evicted += not one.is_bad
 
 
 def survey(folder: Path) -> Iterator[tuple[Path, int, float, bool]]:
     """Yield every block file below a folder: path, bytes, when it was last used (Unix seconds), whether pinned."""
-    for one in _blocks(folder, None):
-        yield one.path, one.n_bytes, one.used_s, one.is_pinned
+    now_s = time.time()
+    for one in _files(folder, None):
+        if not one.is_bad:
+            yield one.path, one.n_bytes, min(one.used_s, now_s), one.is_pinned
 
 
-def _blocks(folder: Path, sweep_s: float | None) -> Iterator[_Seen]:
-    """Yield the block files of all engines; with `sweep_s` (now), what writers that died left behind is deleted."""
-    for engine in _folders(folder):
-        for part in _folders(engine):
-            for entry in _entries(part):
+def delete_blocks(folder: Path) -> tuple[int, int]:
+    """Delete an engine's block files, pinned ones and bad ones too; return how many, and their bytes."""
+    n_deleted = n_bytes = 0
+    for one in _in_engine(folder, None):
+        with contextlib.suppress(OSError):
+            one.path.unlink()
+            n_deleted, n_bytes = n_deleted + 1, n_bytes + one.n_bytes
+    return n_deleted, n_bytes
+
+
+def engine_folders(folder: Path) -> list[Path]:
+    """Return the folders of all engines."""
+    return [Path(entry.path) for entry in _entries(folder) if entry.is_dir(follow_symlinks=False)]
+
+
+def _files(folder: Path, sweep_s: float | None) -> Iterator[_Seen]:
+    """Yield the files of all engines; with `sweep_s` (now), what writers that died left behind is deleted."""
+    _sweep_temporary(_entries(folder) if sweep_s is not None else [], sweep_s or 0.0)
+    for engine in engine_folders(folder):
+        yield from _in_engine(engine, sweep_s)
+
+
+def _in_engine(engine: Path, sweep_s: float | None) -> Iterator[_Seen]:
+    for folder in (engine, *engine_folders(engine)):
+        entries = _entries(folder)
+        for entry in entries if folder is not engine else []:
+            is_block = entry.name.endswith(SUFFIX) and not entry.name.startswith(".")
+            is_bad = entry.name.endswith(".bad")
+            if is_block or is_bad:
                 with contextlib.suppress(OSError):
                     facts = entry.stat(follow_symlinks=False)
-                    if not stat.S_ISREG(facts.st_mode):
-                        continue
-                    if entry.name.endswith(SUFFIX) and not entry.name.startswith("."):
-                        pinned = entry.name.endswith(PINNED_SUFFIX)
-                        used_s = min(facts.st_mtime, time.time())  # a clock that was set back makes nothing younger
-                        yield _Seen(Path(entry.path), facts.st_size, used_s, pinned)
-                    elif sweep_s is not None and _is_left_behind(entry.name, facts.st_mtime, sweep_s):
-                        os.unlink(entry.path)
+                    if stat.S_ISREG(facts.st_mode):
+                        is_pinned = entry.name.endswith(PINNED_SUFFIX)
+                        yield _Seen(Path(entry.path), facts.st_size, facts.st_mtime, is_pinned, is_bad)
+        if sweep_s is not None:
+            _sweep_temporary(entries, sweep_s)
 
 
-def _is_left_behind(name: str, changed_s: float, now_s: float) -> bool:
-    if name.endswith(".bad"):
-        return now_s - changed_s > _BAD_AGE_S
-    match = _TEMPORARY.match(name)
-    if match is None:
-        return False
-    return now_s - changed_s > _OLD_TEMPORARY_S or not _is_alive(int(match[1]))
+def _sweep_temporary(entries: list[os.DirEntry[str]], now_s: float) -> None:
+    """Delete the temporary files that nobody writes any more."""
+    for entry in entries:
+        if entry.name.startswith(".") and entry.name.endswith(".tmp"):
+            with contextlib.suppress(OSError):
+                is_partial = entry.name.endswith(PARTIAL_SUFFIX)
+                is_left = is_partial_left_behind(Path(entry.path)) if is_partial else None
+                age_s = abs(now_s - entry.stat(follow_symlinks=False).st_mtime)
+                if is_left or (is_left is None and age_s > _OLD_TEMPORARY_S):
+                    os.unlink(entry.path)
 
 
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):
-        return True
-    return True
-
-
-def _folders(folder: Path) -> list[Path]:
-    return [Path(entry.path) for entry in _entries(folder) if entry.is_dir(follow_symlinks=False)]
+def _in_the_past(seen: list[_Seen], now_s: float) -> list[_Seen]:
+    """Return files as they would be dated by today's clock: one that was set back makes nothing younger for ever."""
+    ahead = [one for one in seen if one.used_s > now_s + _AHEAD_S]
+    if not ahead:
+        return seen
+    shift_s = max(one.used_s for one in ahead) - now_s
+    for one in ahead:
+        with contextlib.suppress(OSError):
+            os.utime(one.path, (one.used_s - shift_s, one.used_s - shift_s), follow_symlinks=False)
+    return [replace(one, used_s=one.used_s - shift_s) if one.used_s > now_s + _AHEAD_S else one for one in seen]
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
@@ -179,12 +209,13 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _today() -> str:
-    return time.strftime("%Y-%m-%d")
+    return time.strftime("%Y-%m-%d", time.gmtime())
 
 
 def _read_day(path: Path, day: str) -> int:
+    """Return what was written today; a later day's count is today's, for the clock was set back since."""
     try:
         told = json.loads(files.read_bounded(path, 4096))
-        return int(told["bytes"]) if told["day"] == day else 0
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return max(0, int(told["bytes"])) if str(told["day"]) >= day else 0
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return 0

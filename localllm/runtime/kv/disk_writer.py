@@ -1,0 +1,311 @@
+"""The one thread that writes an engine's blocks to disk, marks them as used, and keeps the folder in bounds.
+
+What goes wrong is counted, never raised: a block that cannot be written is not kept. When writing fails
+again and again, it rests for a while, and then tries again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from localllm.models.disk import files
+from localllm.runtime.config import TierConfig
+from localllm.runtime.kv.blocks import Block, Key
+from localllm.runtime.kv.disk_format import PINNED_SUFFIX, SUFFIX, file_parts, write_file
+from localllm.runtime.kv.disk_index import DiskIndex, Found
+from localllm.runtime.kv.disk_room import DayBudget, FolderRoom
+from localllm.runtime.kv.disk_secret import leave_secret, make_folder
+
+logger = logging.getLogger("localllm.runtime.kv")
+
+QUEUE_BYTES = 256 << 20
+SPARE_BYTES = 64 << 20
+"""What a disk keeps free for others: with less nothing is written."""
+
+_SWEEP_S = 60.0  # between two looks at what lies in the folder, while blocks are written
+_IDLE_SWEEP_S = 600.0  # the same while none are
+_SWEEP_SHARE = 50  # a look is due, too, once that part of the budget was written: others may write as much
+_TOUCH_S = 1.0
+_CHAIN_GRAIN_S = 1e-6  # a token's share of a file's time: the front of a sequence counts as used later than its end
+_FAILURES = 3  # of writing, one after another, that make it rest
+_AT_ONCE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+_REST_S, _MOST_REST_S = 30.0, 600.0
+_LAST_WRITE_S = 2.0  # that closing waits for the write at work: a disk may hang
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A block that is to be written. `prefix_tokens`: of the sequence that it was computed for."""
+
+    block: Block
+    blob: bytes
+    prefix_tokens: int
+    is_pinned: bool
+
+
+class Writer:
+    """Writes the blocks of one engine's folder. Thread safe.
+
+    `about`: what is written down of the engine. `secret`: put back where the folder was deleted.
+    """
+
+    def __init__(
+        self, folder: Path, index: DiskIndex, config: TierConfig, *, about: Mapping[str, str], secret: bytes
+    ) -> None:
+        root = Path(config.disk_dir)
+        self.day = DayBudget(root, config.disk_daily_bytes)
+        self.room = FolderRoom(root, config.disk_bytes, config.disk_age_s)
+        self.failure = ""
+        self.n_written = self.written_bytes = self.n_dropped = self.n_failed = self.n_changes = 0
+        self.waiting_bytes = 0
+        self._root, self._folder, self._index = root, folder, index
+        self._about, self._secret = about, secret
+        self._sweep_bytes = config.disk_bytes // _SWEEP_SHARE
+        self._changed = threading.Condition()
+        self._writes: deque[Write] = deque()
+        self._pending: dict[Key, Write] = {}
+        self._touched: dict[Key, float] = {}
+        self._is_closed = False
+        self._give_up_s: float | None = None  # time.monotonic() at which what is left is dropped
+        self._rest_until_s, self._rest_s = 0.0, _REST_S
+        self._swept_s, self._touched_s = time.monotonic() - _IDLE_SWEEP_S + _SWEEP_S, 0.0
+        self._is_prepared = False
+        self._unswept_bytes = self._n_in_a_row = 0
+        self._thread = threading.Thread(target=self._run, name="localllm-kv-write", daemon=True)
+
+    def start(self) -> None:
+        """Begin to work."""
+        self._thread.start()
+
+    @property
+    def is_resting(self) -> bool:
+        """Say whether nothing is written because it failed a moment ago."""
+        return time.monotonic() < self._rest_until_s
+
+    def pending(self, key: Key) -> Write | None:
+        """Return a block that waits to be written, or is written now."""
+        return self._pending.get(key)
+
+    def put(self, write: Write, *, wait_s: float) -> bool:
+        """Have a block written, waiting at most `wait_s` for room in the queue; False = it will not be."""
+        with self._changed:
+            if wait_s > 0:
+                self._changed.wait_for(lambda: self._has_room(write) or not self._takes, wait_s)
+            if not self._takes or not self._has_room(write):
+                self.n_dropped += 1
+                return False
+            self._pending[write.block.key] = write
+            self._writes.append(write)
+            self.waiting_bytes += len(write.blob)
+            self.n_changes += 1
+            self._changed.notify_all()
+            return True
+
+    def touch(self, keys: Iterable[Key]) -> None:
+        """Make blocks the most recently used, soon."""
+        now_s = time.time()
+        with self._changed:
+            if not self._is_closed:
+                self._touched.update(dict.fromkeys(keys, now_s))
+                self._changed.notify_all()
+
+    def drop(self, key: Key) -> None:
+        """Write a block no more, if it waits. Idempotent."""
+        with self._changed:
+            self.n_changes += self._pending.pop(key, None) is not None
+
+    def drop_all(self) -> None:
+        """Drop all that waits to be written; what is written now is deleted again."""
+        with self._changed:
+            self.n_dropped += len(self._writes)
+            self.waiting_bytes -= sum(len(write.blob) for write in self._writes)
+            self._writes.clear()
+            self._pending.clear()
+            self.n_changes += 1
+            self._unswept_bytes = self._sweep_bytes + 1  # what lies there is to be counted again
+
+    def close(self, flush_s: float) -> None:
+        """End once what waits is written, or `flush_s` have passed. Idempotent."""
+        with self._changed:
+            self._is_closed = True
+            self._give_up_s = time.monotonic() + flush_s
+            self._changed.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join(flush_s + _LAST_WRITE_S)
+
+    @property
+    def _takes(self) -> bool:
+        return not self._is_closed and not self.is_resting
+
+    def _has_room(self, write: Write) -> bool:
+        return self.waiting_bytes + len(write.blob) <= QUEUE_BYTES
+
+    # --- the thread
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._is_closed and not self._writes and not self._is_chore_due():
+                    self._changed.wait(_TOUCH_S if self._touched else _SWEEP_S)
+                if self._is_closed and (not self._writes or self._is_late()):
+                    break
+                write = self._writes.popleft() if self._writes else None
+            try:
+                self._chores()
+                if write is not None:
+                    self._take(write)
+            except Exception as error:  # whatever it is, what comes after must still be written
+                self._failed(error)
+            finally:
+                del write  # and with it the bytes
+        self.drop_all()
+        with contextlib.suppress(OSError):
+            self._flush_touches()
+            self.day.refresh()
+
+    def _is_late(self) -> bool:
+        return self._give_up_s is not None and time.monotonic() >= self._give_up_s
+
+    def _is_chore_due(self) -> bool:
+        now_s = time.monotonic()
+        return (bool(self._touched) and now_s - self._touched_s >= _TOUCH_S) or now_s - self._swept_s > _IDLE_SWEEP_S
+
+    def _chores(self) -> None:
+        """Write down what was used, and look at the folder, where that is due. Raises OSError."""
+        now_s = time.monotonic()
+        if self._touched and now_s - self._touched_s >= _TOUCH_S:
+            self._touched_s = now_s
+            self._flush_touches()
+        if now_s - self._swept_s > _IDLE_SWEEP_S:
+            self._sweep()
+
+    def _take(self, write: Write) -> None:
+        """Write a block that waited, unless nobody wants it any more. Raises OSError."""
+        is_wanted = self._pending.get(write.block.key) is write  # else cleared, set aside, or to be pinned
+        try:
+            if is_wanted:
+                self._write(write)
+                self._n_in_a_row, self._rest_s, self.failure = 0, _REST_S, ""
+        finally:
+            with self._changed:
+                self.n_changes += 1
+                self.waiting_bytes -= len(write.blob)
+                if self._pending.get(write.block.key) is write:
+                    del self._pending[write.block.key]
+                elif is_wanted:
+                    self._take_back(write)
+                self._changed.notify_all()
+
+    def _take_back(self, write: Write) -> None:
+        """Delete the file of a block that nobody wants here any more. Called under the condition."""
+        found = self._index.get(write.block.key)
+        if found is not None and found.is_pinned == write.is_pinned:
+            self._index.drop(write.block.key)
+            with contextlib.suppress(OSError):
+                found.path.unlink()
+
+    def _failed(self, error: Exception) -> None:
+        """Take note that something could not be written; rest when that is no accident."""
+        number, text = (error.errno, error.strerror) if isinstance(error, OSError) else (None, None)
+        self.n_failed += 1
+        self._n_in_a_row += 1
+        self._is_prepared = False
+        if self._n_in_a_row < _FAILURES and number not in _AT_ONCE:
+            return
+        if not self.failure:
+            logger.warning("nothing is written to the disk tier for now: %s", text or type(error).__name__)
+        self.failure = text or type(error).__name__
+        self._rest_until_s = time.monotonic() + self._rest_s
+        self._rest_s = min(2 * self._rest_s, _MOST_REST_S)
+        self.drop_all()
+
+    def _write(self, write: Write) -> None:
+        """Put a block on disk, whole or not at all. Raises OSError."""
+        parts = file_parts(write.block, write.blob, write.prefix_tokens)
+        n_bytes = sum(map(len, parts))
+        if not self._is_prepared:
+            self._prepare_folder()
+        if time.monotonic() - self._swept_s > _SWEEP_S or self._unswept_bytes > self._sweep_bytes:
+            self._sweep()
+        is_spent = self.day.is_spent and not write.is_pinned  # known since only, maybe
+        if is_spent or not self._make_room(n_bytes):
+            self.n_dropped += 1
+            return
+        path = self._index.place(write.block, is_pinned=write.is_pinned)
+        used_s = time.time()
+        try:
+            self._put(path, parts, used_s - write.block.start * _CHAIN_GRAIN_S)
+        except FileNotFoundError:  # somebody deleted the folder
+            self._prepare_folder()
+            self._put(path, parts, used_s - write.block.start * _CHAIN_GRAIN_S)
+        if write.is_pinned:
+            with contextlib.suppress(OSError):
+                path.with_name(path.name.removesuffix(PINNED_SUFFIX) + SUFFIX).unlink()
+        self._index.add(Found(write.block, path, n_bytes, write.prefix_tokens))
+        self.room.used_bytes += n_bytes
+        self._unswept_bytes += n_bytes
+        self.n_written += 1
+        self.written_bytes += n_bytes
+        self.day.spend(n_bytes)
+        with self._changed:
+            self._touched.setdefault(write.block.parent, used_s)
+
+    def _put(self, path: Path, parts: tuple[bytes, ...], used_s: float) -> None:
+        files.make_own_folder(path.parent)
+        write_file(path, parts, used_s)
+
+    def _make_room(self, n_bytes: int) -> bool:
+        """Make room for a file within the budget; False = there is none. Raises OSError when the disk is full."""
+        if not self.room.fits(n_bytes):
+            self._flush_touches()  # so that nothing goes before what follows it
+            is_made = self.room.make_room(n_bytes)
+            self._index.refresh()
+            if not is_made:
+                return False
+        facts = os.statvfs(self._folder)
+        if facts.f_bavail * facts.f_frsize < n_bytes + SPARE_BYTES:
+            raise OSError(errno.ENOSPC, "the disk is almost full")
+        return True
+
+    def _prepare_folder(self) -> None:
+        """Make the folder what it should be. Raises OSError."""
+        make_folder(self._root)
+        leave_secret(self._root, self._secret)
+        files.make_own_folder(self._folder)
+        about = self._folder / "about.json"
+        if not about.exists():
+            files.write_atomic(about, json.dumps(dict(self._about)).encode(), mode=0o600)
+        self._sweep()
+        self._is_prepared = True
+
+    def _sweep(self) -> None:
+        """Count what lies in the folder, all processes' files, and delete what may not. Raises OSError."""
+        self._swept_s, self._unswept_bytes = time.monotonic(), 0
+        self._flush_touches()
+        self.day.refresh()
+        self.room.sweep()
+        self._index.refresh()
+
+    def _flush_touches(self) -> None:
+        """Write down when blocks were used: they, and all that comes before them."""
+        with self._changed:
+            touched, self._touched = self._touched, {}
+        times = dict[Key, float]()
+        for key, now_s in sorted(touched.items(), key=lambda item: -item[1]):
+            found = self._index.get(key)
+            while found is not None and found.block.key not in times:
+                times[found.block.key] = now_s
+                used_s = now_s - found.block.start * _CHAIN_GRAIN_S
+                with contextlib.suppress(OSError):
+                    os.utime(found.path, (used_s, used_s), follow_symlinks=False)
+                found = self._index.get(found.block.parent)
