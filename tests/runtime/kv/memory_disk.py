@@ -23,7 +23,7 @@ class MemoryDisk:
         self.writes: list[tuple[Key, bool, bool]] = []  # key, second use, pinned
         self.touched: list[Key] = []
         self.aside: list[Key] = []
-        self.threads: set[str] = set()
+        self.threads: set[str] = set()  # that would have touched a file
         self.may_read = threading.Event()
         self.may_read.set()
         self.takes: Callable[[Block, bool], bool] = lambda block, is_second_use: True
@@ -35,9 +35,11 @@ class MemoryDisk:
         return cast(DiskTier, self)
 
     def children(self, parent: Key) -> Sequence[Block]:
+        self.threads.add(threading.current_thread().name)
         return [block for block, _ in list(self.blocks.values()) if block.parent == parent]
 
     def find(self, parent: Key, key: Key) -> Block | None:
+        self.threads.add(threading.current_thread().name)
         block = self.known(key)
         return block if block is not None and block.parent == parent else None
 
@@ -81,7 +83,8 @@ class MemoryDisk:
         self.touched.extend(keys)
 
     def used_s(self, key: Key) -> float | None:
-        return None
+        self.threads.add(threading.current_thread().name)
+        return 1.0 if key in self.blocks else None
 
     def set_aside(self, key: Key) -> None:
         self.threads.add(threading.current_thread().name)
@@ -94,6 +97,7 @@ class MemoryDisk:
         self.version += 1
 
     def clear(self) -> tuple[int, int]:
+        self.threads.add(threading.current_thread().name)
         n_files = len(self.blocks)
         self.blocks.clear()
         self.version += 1
