@@ -44,7 +44,7 @@ def chat(
     from localllm.cli.chat_input import open_lines
     from localllm.cli.chat_session import Session
     from localllm.cli.conversation import Conversation
-    from localllm.cli.keeping import tier_config
+    from localllm.cli.keeping import has_blocks, tell_once, tier_config
     from localllm.cli.prompt_input import Question, argument_text
     from localllm.cli.signals import Interrupts
     from localllm.cli.wishes import generation_options, load_config
@@ -56,8 +56,9 @@ def chat(
     with Interrupts(checked_timeout(output.timeout), outlives_answers=True) as interrupts:
         attached = _attached(asking)
         config, lines = load_config(load, asking.template, deterministic=cache.deterministic), open_lines()
+        tiers = tier_config(cache)
         tell = notes.always if output.stats else notes.explain
-        opener = Opener(notes, tell=tell, in_process=no_server, tiers=tier_config(cache))
+        opener = Opener(notes, tell=tell, in_process=no_server, tiers=tiers)
         with opener.open(name_model(Question(model, ""), notes), config, None) as service:
             if not service.can_chat:
                 raise missing(service.model.name)
@@ -78,6 +79,8 @@ def chat(
             else:
                 notes.say(f"{service.model.name}, context of {service.model.n_ctx} tokens; /help, Ctrl-D leaves")
                 _talk(session, lines, attached)
+        if has_blocks(tiers):
+            tell_once(tiers, notes.say)
 
 
 def _follow_script(session: Session, lines: Lines, attached: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -60,12 +61,22 @@ def tier_config(flags: CacheFlags, *, flush_s: float = _MOMENT_S, keeps_all: boo
 
 
 def tell_once(config: TierConfig, say: Callable[[str], None]) -> None:
-    """Say that there is a disk tier, where its folder is about to be made."""
-    if config.disk_dir and not Path(config.disk_dir).exists():
-        say(
-            f"note: what long prompts compute is kept in {config.disk_dir}, at most {config.disk_bytes / 1e9:.1f} GB "
-            "(localllm cache; --private or --kv-disk off keeps nothing there)"
-        )
+    """Say that there is a disk tier, the first time that something may lie there."""
+    mark = Path(config.disk_dir) / "told" if config.disk_dir else None
+    if mark is None or mark.exists():
+        return
+    say(
+        f"note: what long prompts compute is kept in {config.disk_dir}, at most {config.disk_bytes / 1e9:.1f} GB "
+        "(localllm cache; --private or --kv-disk off keeps nothing there)"
+    )
+    with contextlib.suppress(OSError):
+        mark.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        mark.touch(mode=0o600)
+
+
+def has_blocks(config: TierConfig) -> bool:
+    """Say whether something lies in the folder of the disk tier."""
+    return bool(config.disk_dir) and any(Path(config.disk_dir).glob("*/*/*.kv"))
 
 
 def _size(flag: str, text: str) -> int | None:

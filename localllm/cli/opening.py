@@ -8,7 +8,6 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
-from localllm.cli.keeping import tell_once
 from localllm.cli.output import Notes
 from localllm.errors import LocalLLMError
 
@@ -168,7 +167,6 @@ class Opener:
             return compose.open(model, config, runtime=RuntimeConfig(tiers=self._tiers), sized_for=sized_for)
 
         notes = self._notes
-        tell_once(self._tiers, notes.say)
         notes.progress(f"loading {model}")
         started_s = time.monotonic()
         gc.disable()  # nothing that a start makes is garbage: looking for it takes a twentieth of the start

@@ -48,7 +48,7 @@ def run(
 
     The prompt is the argument, then the files of -f, then piped text, joined by blank lines.
     """
-    from localllm.cli.keeping import tier_config
+    from localllm.cli.keeping import has_blocks, tell_once, tier_config
     from localllm.cli.prompt_input import read_question
     from localllm.cli.signals import Interrupts
     from localllm.cli.wishes import generation_options, load_config
@@ -62,8 +62,9 @@ def run(
         arguments = [argument for argument in (model, prompt) if argument is not None]
         question = read_question(arguments, asking.file or (), raw=asking.raw, quiet=talk.quiet)
         request = build_request(question.prompt, asking, options)
+        tiers = tier_config(cache)
         tell = notes.always if output.stats else notes.explain
-        opener = Opener(notes, tell=tell, in_process=no_server, tiers=tier_config(cache))
+        opener = Opener(notes, tell=tell, in_process=no_server, tiers=tiers)
         with opener.open(name_model(question, notes), config, request) as service:
             from localllm.cli.answering import Answering
             from localllm.cli.render import document
@@ -73,6 +74,8 @@ def run(
             if output.json and outcome.error is None:
                 out.document(document(outcome, service.model))
             finish(outcome, output, notes, interrupts)
+        if has_blocks(tiers):
+            tell_once(tiers, notes.say)
 
 
 def build_request(prompt: str, asking: PromptFlags, options: GenerationOptions) -> Request:

@@ -57,7 +57,7 @@ def test_the_folder_is_told_once(tmp_path: Path) -> None:
     told: list[str] = []
     config = TierConfig(disk_dir=str(tmp_path / "kv"), disk_bytes=10**9)
     tell_once(config, told.append)
-    (tmp_path / "kv").mkdir()
+    assert (tmp_path / "kv" / "told").exists()
     tell_once(config, told.append)
     assert len(told) == 1
     assert str(tmp_path / "kv") in told[0]

@@ -37,6 +37,9 @@ class Served:
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Served:
+    told = Path(os.environ["LOCALLLM_HOME"]) / "kv" / "told"  # where KV is kept is said once, and was
+    told.parent.mkdir(parents=True)
+    told.touch()
     record = Served()
     monkeypatch.setattr(serving, "run_server", record.run)
     return record
@@ -52,6 +55,23 @@ def test_without_flags_it_is_private_to_this_machine(cli: Cli, served: Served) -
     assert (settings.config.parallel, settings.config.retained, settings.config.threads) == (8, 4, None)
     assert (settings.keep_alive_s, settings.max_memory_bytes, settings.watchdog_s) == (600.0, None, 60.0)
     assert settings.runtime.max_waiting == 128
+
+
+def test_where_kv_is_kept_is_said_once(cli: Cli, served: Served) -> None:
+    (Path(os.environ["LOCALLLM_HOME"]) / "kv" / "told").unlink()
+    assert "is kept in" in cli("serve").err
+    assert cli("serve").err == ""
+
+
+def test_what_is_kept_and_for_whom_arrives(cli: Cli, served: Served) -> None:
+    flags = ("--kv-ram", "1GB", "--private", "--deterministic", "--no-shared-cache", "--keep-agent-headers")
+    assert cli("serve", *flags).code == 0
+    assert served.server is not None
+    assert served.supervisor is not None
+    assert (served.server.is_cache_shared, served.server.keeps_agent_headers) == (False, True)
+    tiers = served.supervisor.runtime.tiers
+    assert (tiers.ram_bytes, tiers.disk_dir, tiers.keeps_all) == (10**9, "", True)
+    assert served.supervisor.config.deterministic is True
 
 
 def test_every_flag_arrives(cli: Cli, served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
