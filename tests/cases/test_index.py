@@ -64,6 +64,12 @@ CASES: Mapping[str, tuple[str, ...]] = {
         "cases/test_command_line.py::test_b15_an_exact_repeat_is_answered_and_computes_its_last_token",
         "cases/test_library.py::test_b15_three_equal_prompts_are_answered_alike",
         "cases/test_http.py::test_b15_repeats_of_a_prompt_are_answered_alike_and_as_if_cold",
+        "cases/test_cached.py::test_b15_repeats_that_come_back_from_ram_are_answered_as_if_cold",
+        "cases/test_cached.py::test_b15_repeats_that_come_back_from_disk_are_answered_as_if_cold",
+    ),
+    "B18": (  # the key of what is kept; adapters themselves come later
+        "cases/test_cached.py::test_b18_other_adapters_scales_or_salts_have_no_key_in_common",
+        "cases/test_cached.py::test_b18_a_block_of_one_adapter_is_never_offered_to_another",
     ),
     "B19": (
         "cli/test_show.py::test_quantised_kv_that_the_heads_do_not_divide_is_refused",
@@ -71,7 +77,10 @@ CASES: Mapping[str, tuple[str, ...]] = {
         "cases/test_command_line.py::test_b19_a_quantised_k_alone_needs_no_flash_attention",
     ),
     "B20": ("backends/llamacpp/test_kv_quality.py::test_q8_0_keeps_the_perplexity_of_f16_and_q4_0_does_not",),
-    "B21": ("cases/test_http.py::test_b21_equal_requests_at_once_have_one_answer_and_others_their_own",),
+    "B21": (
+        "cases/test_http.py::test_b21_equal_requests_at_once_have_one_answer_and_others_their_own",
+        "cases/test_cached.py::test_b21_equal_requests_at_once_have_one_answer_wherever_their_prefix_comes_from",
+    ),
     "B23": (
         "cases/test_library.py::test_b23_greedy_is_the_argmax_of_the_raw_logits",
         "cases/test_library.py::test_b23_no_penalty_comes_unasked",
@@ -143,6 +152,14 @@ CASES: Mapping[str, tuple[str, ...]] = {
         "server/test_serving.py::test_a_signal_drains_and_every_stream_ends_properly",
         "server/test_serving.py::test_a_second_signal_ends_it_now",
         "server/test_serving.py::test_a_signal_at_any_moment_of_the_start_ends_it",
+    ),
+    "an answer depends on what was cached before": (
+        "cases/test_cached.py::test_no_answer_depends_on_what_was_cached_before",
+        "cases/test_cached.py::test_details_of_an_answer_do_not_depend_on_what_was_cached_before",
+        "cases/test_cached.py::test_a_request_without_cache_uses_nothing_and_leaves_nothing",
+        "cases/test_cached.py::test_control_one_wrong_cell_changes_the_answer",
+        "runtime/kv/test_tiers_equivalence.py::test_restarted_equals_cold_and_computes_one_token",
+        "proof/test_kv.py::test_all_cases_are_right_on_an_exact_engine_and_each_hit_is_one",
     ),
 }
 
