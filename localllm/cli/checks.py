@@ -223,17 +223,15 @@ def _disk(home: Path) -> Iterator[Row]:
 
 def kept(_: Machine) -> Iterator[Row]:
     """What the disk tier keeps of prompts, and whether it is the user's own."""
-    from localllm.cli.keeping import default_folder
-    from localllm.runtime.kv.disk_list import total
+    from localllm.cli.keeping import default_folder, is_own, kept_bytes
 
     folder = default_folder()
     if not folder.exists():
         yield "on disk", f"nothing yet, in {folder}", "ok", ""
         return
-    found = total(folder)
-    yield "on disk", f"{size(found['bytes'])} in {found['n_blocks']} blocks, in {folder}", "ok", ""
-    facts = folder.stat()
-    if facts.st_uid != os.getuid() or facts.st_mode & 0o022:
+    n_blocks, n_bytes = kept_bytes(folder)
+    yield "on disk", f"{size(n_bytes)} in {n_blocks} blocks, in {folder}", "ok", ""
+    if not is_own(folder):
         yield "folder", "others may write to it, so it is not used", "wrong", f"chmod 700 {folder}"
 
 

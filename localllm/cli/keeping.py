@@ -74,6 +74,20 @@ def tell_once(config: TierConfig, say: Callable[[str], None]) -> None:
         mark.touch(mode=0o600)
 
 
+def kept_bytes(folder: Path) -> tuple[int, int]:
+    """Return how many blocks lie in the folder of the disk tier, and their bytes."""
+    from localllm.runtime.kv.disk_list import total
+
+    found = total(folder)
+    return found["n_blocks"], found["bytes"]
+
+
+def is_own(folder: Path) -> bool:
+    """Say whether nobody else can write to a folder."""
+    facts = folder.stat()
+    return facts.st_uid == os.getuid() and not facts.st_mode & 0o022
+
+
 def has_blocks(config: TierConfig) -> bool:
     """Say whether something lies in the folder of the disk tier."""
     return bool(config.disk_dir) and any(Path(config.disk_dir).glob("*/*/*.kv"))
