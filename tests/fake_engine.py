@@ -98,6 +98,10 @@ def next_token(tokens: Sequence[int]) -> int:
     return EOS if mixed % 97 == 0 else 32 + mixed % 95
 
 
+def _digest(tokens: Sequence[int]) -> int:
+    return zlib.crc32(np.asarray(tokens, np.int32).tobytes()) & 0x7FFFFFFF
+
+
 def fake_embedding(tokens: Sequence[int]) -> np.ndarray:
     """Return the vector of a text, not of length 1: float32 [N_EMBD]."""
     seed = zlib.crc32(np.asarray(tokens, np.int32).tobytes())
@@ -231,7 +235,8 @@ class FakeEngine:
     def _restore(self, slot: FakeSlot, edit: Restore) -> EditResult:
         if len(slot.tokens) != edit.start:
             return EditResult(len(slot.tokens), slot.first_held, EditOutcome.NO_ROOM)
-        start, n_missing, *tokens = np.frombuffer(edit.blob, np.int32).tolist()
+        start, n_missing, before, *tokens = np.frombuffer(edit.blob, np.int32).tolist()
+        self._check(before == _digest(slot.tokens), "a block is put back after other tokens than it was computed after")
         self._check(start == edit.start, "a block is put back elsewhere than where it was")
         self._check(self.spec.export_unit is ExportUnit.BLOCK or start == 0, "a whole state is put after another")
         if self._refuses(edit):
@@ -330,7 +335,7 @@ class FakeEngine:
     # --- the rest of the protocol
 
     def export(self, slot: int, start: int, end: int) -> bytes:
-        """Return where a span begins, how many of its window's cells are gone, and its tokens."""
+        """Return where a span begins, how many of its window's cells are gone, what came before it, and its tokens."""
         held = self.slots[slot]
         self._check(0 <= start < end <= len(held.tokens), "what is not held is exported")
         whole = (start, end) == (0, len(held.tokens)) and not held.settling
@@ -339,7 +344,8 @@ class FakeEngine:
             self._check(not self.slots[-1].tokens, "a block is exported through a slot that is in use")
         self.n_exported += end - start
         n_missing = max(0, min(end, held.first_held) - start)
-        return np.asarray([start, n_missing, *held.tokens[start:end]], np.int32).tobytes()
+        before = _digest(held.tokens[:start])
+        return np.asarray([start, n_missing, before, *held.tokens[start:end]], np.int32).tobytes()
 
     def checkpoint(self, slot: int) -> bytes:
         """Return the tokens so far: enough to tell a wrong rewind."""

@@ -168,6 +168,13 @@ class Bench:
             self.step()
         raise AssertionError("the scheduler does not come to an end")
 
+    def answer_beside(self, prompt: Sequence[int], **options: object) -> Answer:
+        """Run one prompt to its end while others go on."""
+        stream = self.submit(prompt, **options)
+        while not stream._ended:
+            self.step()
+        return collect(stream)
+
     def answer(self, prompt: Sequence[int], **options: object) -> Answer:
         """Run one prompt to its end."""
         stream = self.submit(prompt, **options)

@@ -51,6 +51,67 @@ def test_full_cells_are_learned_apart_from_empty_ones() -> None:
     assert cost.estimate_s(64, 21_000) == pytest.approx(0.4)
 
 
+def _steps(cost: StepCost, used_cells: int, row_s: float, noise: float = 0.0, n: int = 9) -> None:
+    for at in range(n):
+        cost.observe(1, used_cells, row_s * (1 + noise * (at % 3 - 1)))
+
+
+def test_a_cautious_figure_bounds_retained_cells_while_nothing_is_known() -> None:
+    cost = StepCost()
+    assert cost.cells_within(0.02) == 512
+    _steps(cost, 0, 0.03)
+    assert cost.cells_within(0.02) == 512  # steps at one depth tell nothing
+    _steps(cost, 9000, 0.03, n=8)
+    assert cost.cells_within(0.02) == 512  # too few
+
+
+def test_cells_that_cost_nothing_here_may_stay() -> None:
+    cost = StepCost()
+    _steps(cost, 0, 0.03, noise=0.01)
+    _steps(cost, 9000, 0.03, noise=0.01)
+    assert 1500 < cost.cells_within(0.02) <= 16 * 512
+    _steps(cost, 100_000, 0.03)
+    assert cost.cells_within(0.02) == 16 * 512
+
+
+def test_cells_that_cost_more_here_go_sooner() -> None:
+    cost = StepCost()
+    _steps(cost, 0, 0.03, noise=0.01)
+    _steps(cost, 9000, 0.06, noise=0.01)
+    assert 100 < cost.cells_within(0.02) < 300
+
+
+@pytest.mark.parametrize("faster", [0.8, 1.0, 1.25])
+def test_a_machine_that_drifts_moves_nothing(faster: float) -> None:
+    """Steps at 4 096 more cells differ by 16 %; what drifts by a quarter cannot say otherwise."""
+    cost = StepCost()
+    _steps(cost, 0, 0.03, noise=0.2)
+    _steps(cost, 5000, 0.03 * 1.16 * faster, noise=0.2)
+    assert cost.cells_within(0.02) == 512
+
+
+@pytest.mark.parametrize("elapsed_s", [0.0, float("inf")])
+def test_steps_that_took_no_time_or_for_ever_move_nothing(elapsed_s: float) -> None:
+    cost = StepCost()
+    _steps(cost, 0, elapsed_s)
+    _steps(cost, 9000, elapsed_s)
+    assert cost.cells_within(0.02) == 512
+
+
+def test_restoring_pays_until_it_is_known_not_to() -> None:
+    cost = StepCost()
+    assert cost.restore_s(64) is None
+    assert cost.restore_pays(64, 0)
+    cost.observe(64, 0, 0.064)
+    assert cost.restore_pays(64, 0)
+    cost.observe_restore(64, 0.0064)
+    assert cost.restore_s(640) == pytest.approx(0.064)
+    assert cost.restore_pays(64, 0)
+    for _ in range(9):
+        cost.observe_restore(64, 6.4)
+    assert not cost.restore_pays(64, 0)
+
+
 def test_lone_row_share_is_its_time_beside_the_prefill() -> None:
     cost = StepCost()
     cost.observe(1, 0, 0.01)

@@ -72,6 +72,26 @@ def test_retained_slots_come_least_recently_used_first() -> None:
     assert list(slots.retained()) == [b, c, a]
 
 
+def test_retained_cells_are_those_that_nobody_at_work_holds() -> None:
+    slots = Slots(SPEC)
+    a, b, c = (slots.take_free() for _ in range(3))
+    assert a is not None
+    assert b is not None
+    assert c is not None
+    slots.grow(a, 50)
+    slots.copy(a, b, 30)
+    slots.copy(a, c, 20)
+    slots.grow(c, 5)
+    slots.retain(a)
+    assert (slots.retained_cells, slots.frees_cells(a)) == (20, True)
+    slots.cut(a, 30)
+    assert (slots.retained_cells, slots.frees_cells(a)) == (0, False)
+    slots.retain(b)
+    slots.retain(c)
+    assert slots.retained_cells == 35
+    assert slots.frees_cells(a)
+
+
 def _slot(n_held: int, **facts: object) -> Slot:
     return Slot(0, n_held=n_held, **facts)  # type: ignore[arg-type]
 

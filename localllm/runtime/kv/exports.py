@@ -8,7 +8,7 @@ Mutated by the engine's thread alone; who runs a job is the loop.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field, replace
 
 from localllm.runtime.engine import EngineSpec, PrefixRule
@@ -60,8 +60,8 @@ class ExportJob:
 class _Source:
     """A slot that holds what is worth keeping: the first `n_tokens` of `tokens`, as far as it is not yet exported.
 
-    `last_key`: of the block without which the slot's end could not be put back; None while it is not exported,
-    or of no use alone.
+    `keys`: of the blocks that were exported, or known, so far; with all of them the slot could be put back, unless
+    it `ends_bare`.
     """
 
     slot: Slot
@@ -72,7 +72,8 @@ class _Source:
     is_running: bool
     next_start: int = 0
     states: deque[Checkpoint | None] = field(default_factory=deque)  # whole ones to export; None = as the slot is
-    last_key: Key | None = None
+    keys: list[Key] = field(default_factory=list)
+    ends_bare: bool = False
     is_done: bool = False
 
 
@@ -112,7 +113,7 @@ class Exports:
         if is_whole:
             source.states.extend([None, *(c for c in reversed(slot.checkpoints) if c.n_tokens < n_tokens)])
         elif before is not None and before.sequence is sequence:
-            source.next_start, source.last_key = before.next_start, before.last_key
+            source.next_start, source.keys, source.ends_bare = before.next_start, before.keys, before.ends_bare
         self._sources[slot.id] = source
 
     def dropped(self, slot: Slot) -> None:
@@ -122,19 +123,19 @@ class Exports:
     def is_safe(self, slot: Slot) -> bool:
         """Say whether a tier has all of what a retained slot holds."""
         source = self._sources.get(slot.id)
-        key = source.last_key if source is not None and source.is_done else None
-        return key is not None and self._tiers.holds(key)
+        return source is not None and source.is_done and self._could_return(source, ())
 
     def rescue(self, slot: Slot) -> bool:
         """Have what a slot holds exported before the next edits, as far as the debt allows; True = all of it."""
         source = self._sources.get(slot.id)
         if source is None:
             return False
-        jobs = self._jobs(source)
+        jobs, wanted = self._jobs(source), set[Key]()
         while source.note.is_pinned or self.budget.allows(debt=True, pledged_s=len(self._rescued) * self._expected_s):
             job = next(jobs, None)
             if job is None:
-                return source.last_key is not None
+                return self._could_return(source, wanted)
+            wanted.add(job.block.key)
             self._rescued.append(job)
         return False
 
@@ -171,6 +172,11 @@ class Exports:
         self._stats.export_s += elapsed_s
         self.budget.spend(elapsed_s)
 
+    def _could_return(self, source: _Source, coming: Container[Key]) -> bool:
+        """Say whether a slot could be put back, once the tiers have the blocks that are `coming`."""
+        has_all = all(key in coming or self._tiers.holds(key) for key in source.keys)
+        return bool(source.keys) and not source.ends_bare and has_all
+
     @property
     def _expected_s(self) -> float:
         stats = self._stats
@@ -185,15 +191,18 @@ class Exports:
         while source.next_start < (n_tokens := self._n_exportable(source)):
             start = source.next_start
             end = min(start + size, n_tokens)
-            source.next_start, source.last_key = end, self._key(source, start, end)
-            if self._is_kept_already(source, source.last_key):
+            source.next_start = end
+            key = self._key(source, start, end)
+            if key is not None and self._is_kept_already(source, key):
+                source.keys.append(key)
                 continue
             block = chain.block(source.tokens, start, end)
-            source.last_key = block.key
+            source.keys.append(block.key)
             if self._is_kept_already(source, block.key):
                 continue
-            if self._loses_cells and source.slot.first_held > start:
-                block, source.last_key = replace(block, is_bare=True), None
+            source.ends_bare = self._loses_cells and source.slot.first_held > start
+            if source.ends_bare:
+                block = replace(block, is_bare=True)
             yield ExportJob(source.slot.id, source.slot.n_held, block, source.note)
         source.is_done = not source.is_running
 
@@ -204,13 +213,13 @@ class Exports:
             n_tokens = source.n_tokens if checkpoint is None else checkpoint.n_tokens
             block = chain.whole(source.tokens, n_tokens)
             if checkpoint is None:
-                source.last_key = block.key
+                source.keys.append(block.key)
             if not self._is_kept_already(source, block.key):
                 yield ExportJob(slot.id, slot.n_held, block, source.note, checkpoint)
         source.is_done = True
 
-    def _is_kept_already(self, source: _Source, key: Key | None) -> bool:
-        return key is not None and not source.note.is_pinned and self._tiers.holds(key)
+    def _is_kept_already(self, source: _Source, key: Key) -> bool:
+        return not source.note.is_pinned and self._tiers.holds(key)
 
     def _n_exportable(self, source: _Source) -> int:
         """Return the end of what can be exported now: of a running sequence only whole blocks."""

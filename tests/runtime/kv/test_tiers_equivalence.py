@@ -179,17 +179,17 @@ def test_a_block_that_the_engine_refuses_is_set_aside_and_computed(kind: str) ->
 
 def test_a_wrong_block_changes_the_answer(kind: str) -> None:
     """The control: were keys made of less than all that matters, these tests would notice."""
-    prompt, other = _prompt(11), _prompt(12)
+    prompt, other = _prompt(11, 17), _prompt(12, 17)
     before = _bench(kind)
     before.answer(other)
     _finish(before)
     ram = before.tiers._ram
-    blobs = {entry.block.start: entry.blob for entry in ram}
+    blobs = {(entry.block.start, entry.block.n_tokens): entry.blob for entry in ram}
     before.answer(prompt)
     _finish(before)
     for entry in ram:
-        if entry.block.start in blobs and entry.block.start == 0:
-            entry.blob = blobs[entry.block.start]
+        if entry.block.start == 0:
+            entry.blob = blobs.get((0, entry.block.n_tokens), entry.blob)
     after = _bench(kind, before.tiers)
     assert after.answer(prompt).choices[0].ids != truth(prompt)
 

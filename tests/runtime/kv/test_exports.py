@@ -1,0 +1,302 @@
+"""What slots hold reaches the tiers before it is lost, and nobody who streams waits for it."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import replace
+
+import pytest
+
+from localllm.runtime.config import TierConfig
+from localllm.runtime.engine import CopyPrefix, Edit, EngineSpec, Rewind, Truncate
+from localllm.runtime.kv.exports import ExportBudget
+from localllm.runtime.kv.tiers import CutRule, Tiers
+from localllm.runtime.stream import collect
+from localllm.runtime.types import CompletionRequest, GenerationOptions
+from tests.fake_engine import SPEC, FakeEngine, fake_service
+from tests.runtime.harness import SPECS, Bench, truth
+
+RAM = TierConfig(ram_bytes=1 << 24, block_tokens=16)
+
+
+class Slow(FakeEngine):
+    """Each export takes its time."""
+
+    def __init__(self, spec: EngineSpec = SPEC, *, export_s: float = 0.0, **knobs: object) -> None:
+        super().__init__(spec, **knobs)  # type: ignore[arg-type]
+        self.export_s = export_s
+        self.n_exports = 0
+
+    def export(self, slot: int, start: int, end: int) -> bytes:
+        """Take the time, then export."""
+        self.n_exports += 1
+        time.sleep(self.export_s)
+        return super().export(slot, start, end)
+
+
+def _bench(spec: EngineSpec = SPEC, config: TierConfig = RAM, engine: FakeEngine | None = None) -> Bench:
+    return Bench(engine or FakeEngine(spec), tiers=Tiers(config, spec=spec))
+
+
+def _prompt(seed: int, n: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randint(32, 126) for _ in range(n)]
+
+
+def _streaming(bench: Bench, n_prompt: int = 10) -> object:
+    """Have a sequence decode that does not end soon."""
+    stream = bench.submit(_prompt(99, n_prompt), max_tokens=2000, ignore_eos=True, client="streams")
+    while not bench.scheduler.decoding:
+        bench.step()
+    return stream
+
+
+def test_a_budget_is_a_share_of_time_with_a_bounded_debt() -> None:
+    budget = ExportBudget()
+    assert not budget.allows(debt=False)
+    assert budget.allows(debt=True)
+    budget.earn(0.1)
+    assert budget.allows(debt=False)
+    budget.spend(0.006)
+    assert not budget.allows(debt=False)
+    budget.spend(0.1)
+    assert not budget.allows(debt=True)
+    budget.earn(3600)  # an hour of nothing saves no more than a moment
+    assert budget.allows(debt=False, pledged_s=0.01)
+    assert not budget.allows(debt=False, pledged_s=0.03)
+
+
+def test_beside_a_stream_a_step_exports_one_block_at_most() -> None:
+    bench = _bench(engine=Slow())
+    bench.scheduler.exports.budget.allows = lambda **_: True  # type: ignore[method-assign]
+    _streaming(bench)
+    done = bench.submit(_prompt(1, 200), max_tokens=2)
+    while not done._ended:
+        bench.step()
+    engine = bench.engine
+    assert isinstance(engine, Slow)
+    for _ in range(30):
+        n_before = engine.n_exports
+        bench.step()
+        assert engine.n_exports - n_before <= 1
+    assert engine.n_exports >= 12
+
+
+def test_beside_a_stream_exports_take_a_twentieth_of_the_time() -> None:
+    engine = Slow(export_s=0.002, on_forward=lambda batch: time.sleep(0.002))
+    bench = _bench(engine=engine)
+    _streaming(bench)
+    done = bench.submit(_prompt(1, 2000), max_tokens=2)
+    while not done._ended:
+        bench.step()
+    n_before, started_s = engine.n_exports, time.perf_counter()
+    for _ in range(100):
+        bench.step()
+    elapsed_s = time.perf_counter() - started_s
+    assert 0 < (engine.n_exports - n_before) * 0.002 < 0.05 * elapsed_s + 0.03
+
+
+def test_an_idle_loop_exports_all_then_sleeps() -> None:
+    with fake_service(FakeEngine()) as service:
+        collect(service.submit(CompletionRequest(tuple(_prompt(2, 300)), GenerationOptions(max_tokens=3))))
+        deadline_s = time.monotonic() + 5
+        while service._scheduler.exports.has_work:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.005)
+        time.sleep(0.02)
+        cpu_before_s = time.process_time()
+        time.sleep(0.3)
+        assert time.process_time() - cpu_before_s < 0.08
+        assert service.stats().n_exported_blocks == 5
+
+
+def test_a_message_waits_for_one_block_at_most_while_an_idle_loop_exports() -> None:
+    engine = Slow(export_s=0.02)
+    with fake_service(engine) as service:
+        collect(service.submit(CompletionRequest(tuple(_prompt(2, 3000)), GenerationOptions(max_tokens=3))))
+        started_s, answered = time.monotonic(), list[float]()
+        service.ping(lambda: answered.append(time.monotonic()))
+        while not answered:
+            assert time.monotonic() - started_s < 5
+            time.sleep(0.001)
+        assert answered[0] - started_s < 0.5
+        assert service._scheduler.exports.has_work  # the control: there was more to do than that
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_what_is_evicted_for_room_is_exported_first(kind: str) -> None:
+    spec = replace(SPECS[kind], pool_tokens=260, n_slots=3)
+    bench = _bench(spec)
+    bench.scheduler.exports.next = lambda *_, **__: None  # type: ignore[method-assign]
+    first, second = _prompt(3, 150), _prompt(4, 150)
+    bench.answer(first, max_tokens=2)
+    bench.answer(second, max_tokens=2)
+    assert bench.scheduler.stats.n_evictions >= 1
+    again = bench.answer(first, max_tokens=2)
+    assert again.choices[0].ids == truth(first, 2)
+    if kind != "everything hard":  # a copy, which a checkpoint is exported from, costs cells that are not there
+        assert again.usage.cached_tokens.get("ram", 0) > 100
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_eviction_exports_no_more_than_the_debt_allows(kind: str) -> None:
+    spec = replace(SPECS[kind], pool_tokens=260, n_slots=3)
+    bench = _bench(spec)
+    bench.scheduler.exports.next = lambda *_, **__: None  # type: ignore[method-assign]
+    bench.scheduler.exports.due = lambda: iter(())  # type: ignore[method-assign]
+    bench.answer(_prompt(3, 150), max_tokens=2)
+    bench.scheduler.exports.budget.spend(10.0)
+    bench.answer(_prompt(4, 150), max_tokens=2)
+    assert bench.engine.n_exported == 0
+
+
+def test_a_shorter_take_over_keeps_the_rest_in_a_tier() -> None:
+    spec = replace(SPEC, n_slots=2)
+    bench = _bench(spec)
+    bench.scheduler.exports.next = lambda *_, **__: None  # type: ignore[method-assign]
+    long = _prompt(5, 150)
+    bench.answer(long, max_tokens=2)
+    bench.answer([*long[:20], 33, 34], max_tokens=2)
+    assert any(isinstance(edit, Truncate) for edit in bench.engine.edits)
+    again = bench.answer(long, max_tokens=2)
+    assert again.usage.cached_tokens["ram"] + again.usage.cached_tokens["device"] == 149
+
+
+def test_a_slot_whose_blocks_the_ram_tier_has_dropped_stays_on_the_device() -> None:
+    bench = _bench(config=replace(RAM, ram_bytes=200))
+    prompts = [_prompt(10 + i, 500) for i in range(4)]
+    for prompt in prompts:
+        bench.answer(prompt, max_tokens=2)
+    stream = bench.submit(_prompt(20, 300), max_tokens=5)
+    bench.run()
+    assert collect(stream).choices[0].ids == truth(_prompt(20, 300), 5)
+    for prompt in prompts:
+        assert bench.answer(prompt, max_tokens=2).usage.cached_tokens == {"device": 499}
+
+
+def test_a_long_prefill_has_what_slows_it_exported_and_cleared_at_once() -> None:
+    bench = _bench()
+    bench.scheduler.exports.next = lambda *_, **__: None  # type: ignore[method-assign]
+    bench.answer(_prompt(6, 900), max_tokens=2)
+    bench.cost.estimate_s = lambda n_rows, used_cells: n_rows * 0.001  # type: ignore[method-assign]
+    bench.submit(_prompt(7, 600), max_tokens=2)
+    bench.step()
+    assert bench.scheduler.stats.retained_cells == 0
+    bench.run()
+    assert bench.answer(_prompt(6, 900), max_tokens=2).usage.cached_tokens["ram"] == 899
+
+
+def test_a_short_prefill_or_a_stream_does_not_wait_for_exports() -> None:
+    for streams in (False, True):
+        bench = _bench()
+        bench.scheduler.exports.next = lambda *_, **__: None  # type: ignore[method-assign]
+        bench.answer(_prompt(6, 900), max_tokens=2)
+        if streams:
+            _streaming(bench)
+        bench.submit(_prompt(7, 600 if streams else 100), max_tokens=2)
+        bench.step()
+        assert bench.engine.n_exported == 0
+        assert bench.scheduler.stats.retained_cells > 800
+
+
+def test_cells_shared_with_those_at_work_stay() -> None:
+    bench = _bench()
+    shared = _prompt(8, 900)
+    bench.answer(shared, max_tokens=2)
+    bench.submit([*shared, 40, 41], max_tokens=400, ignore_eos=True)
+    bench.step()
+    assert bench.answer_beside([*shared, 50], max_tokens=2).usage.cached_tokens["device"] == 900
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_own_memory_and_windows_are_exported_while_a_sequence_runs(kind: str) -> None:
+    bench = _bench(SPECS[kind])
+    bench.scheduler.exports.budget.allows = lambda **_: True  # type: ignore[method-assign]
+    _streaming(bench, n_prompt=100)
+    for _ in range(40):
+        bench.step()
+    assert (bench.engine.n_exported > 0) == (kind in ("window", "own memory"))
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_what_is_pinned_is_exported_at_once_beside_streams(kind: str) -> None:
+    bench = _bench(SPECS[kind])
+    bench.scheduler.exports.budget.allows = lambda **_: False  # type: ignore[method-assign]
+    _streaming(bench)
+    prompt = _prompt(9, 100)
+    pinned = bench.submit(prompt, max_tokens=1, cache="pin")
+    while not pinned._ended:
+        bench.step()
+    assert bench.engine.n_exported >= 96
+    entries = [entry for entry in bench.tiers._ram if entry.note.is_pinned]
+    assert sum(entry.block.n_tokens for entry in entries) >= 96
+
+
+def test_a_text_that_is_embedded_has_the_spare_slot_to_itself() -> None:
+    """The fake engine breaks where a block is exported through a slot that is in use."""
+    bench = _bench(replace(SPEC, max_embed_rows=4))
+    bench.answer(_prompt(6, 200), max_tokens=2)
+    for seed in range(6):
+        bench.embed([_prompt(30 + seed, 60)])
+        streams = [bench.submit(_prompt(40 + seed, 90), max_tokens=8), bench.submit(_prompt(6, 200), max_tokens=2)]
+        bench.run()
+        assert collect(streams[0]).choices[0].ids == truth(_prompt(40 + seed, 90), 8)
+        assert collect(streams[1]).choices[0].ids == truth(_prompt(6, 200), 2)
+
+
+@pytest.mark.parametrize("kind", ["recurrent", "hybrid", "everything hard"])
+@pytest.mark.parametrize("edit", [CopyPrefix, Rewind])
+def test_a_checkpoint_that_cannot_be_copied_out_is_not_kept_and_nothing_breaks(kind: str, edit: type[Edit]) -> None:
+    spec = SPECS[kind]
+    bench = _bench(spec, engine=FakeEngine(spec, refuses=lambda e: isinstance(e, edit)))
+    prompt = _prompt(11, 80)
+    for _ in range(3):
+        assert bench.answer(prompt, max_tokens=4).choices[0].ids == truth(prompt, 4)
+    assert not bench.engine.slots[-1].tokens
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_an_export_that_fails_costs_the_block_and_nobody(kind: str) -> None:
+    class Failing(FakeEngine):
+        def export(self, slot: int, start: int, end: int) -> bytes:
+            raise RuntimeError("native code failed")
+
+    spec = SPECS[kind]
+    bench = _bench(spec, engine=Failing(spec))
+    prompt = _prompt(12, 100)
+    for _ in range(2):
+        assert bench.answer(prompt, max_tokens=4).choices[0].ids == truth(prompt, 4)
+    assert len(bench.tiers._ram) == 0
+
+
+def test_the_tiers_of_a_closed_model_hold_what_was_not_yet_exported(tmp_path: object) -> None:
+    config = replace(RAM, disk_dir=f"{tmp_path}/kv", disk_bytes=1 << 24, keeps_all=True)
+    tiers = Tiers(config, spec=SPEC, can_write_disk=True)
+    bench = Bench(FakeEngine(), tiers=tiers)
+    bench.scheduler.exports.next = lambda *_, **__: None  # type: ignore[method-assign]
+    prompt = _prompt(13, 100)
+    bench.answer(prompt, max_tokens=2)
+    del bench.scheduler.exports.next
+    bench.loop._closing = True
+    bench.loop._run()
+    after = Bench(FakeEngine(), tiers=Tiers(config, spec=SPEC, can_write_disk=True))
+    assert after.answer(prompt, max_tokens=2).usage.cached_tokens == {"device": 0, "disk": 99}
+    after.tiers.close()
+
+
+def test_the_pool_is_full_when_somebody_is_preempted_first() -> None:
+    for rule in (SPEC, SPECS["window"], SPECS["recurrent"]):
+        bench = _bench(replace(rule, pool_tokens=1000))
+        for i in range(6):
+            bench.submit(_prompt(50 + i, 60), max_tokens=300, ignore_eos=True)
+        used = 0
+        while not bench.scheduler.stats.n_preemptions:
+            used = bench.scheduler.stats.used_cells
+            bench.step()
+        assert used >= 960
+        bench.run()
+
+
+def test_the_rule_of_every_spec_is_tested() -> None:
+    assert {Tiers(RAM, spec=spec).rule for spec in SPECS.values()} == set(CutRule)
