@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from localllm.backends.cpu.probe import CpuFacts
+from localllm.backends.exact import CUT_TOKENS, EXACT_ROWS, exact_wishes, pool_cells
 from localllm.backends.llamacpp.devices import Device
 from localllm.errors import UsageError
 from localllm.models.info import ModelInfo
@@ -25,7 +26,9 @@ from localllm.runtime.config import AUTO_CTX_TOKENS, AUTO_POOL_SEQUENCES, FlashA
 
 MAX_SLOTS = 256  # LLAMA_MAX_SEQ
 _MIN_CTX_TOKENS = 512
-_CPU_BATCH, _GPU_BATCH, _MICRO_BATCH = 512, 2048, 512
+_CPU_BATCH, _GPU_BATCH = 512, 2048
+_UNIFIED_PREFIX = "MTL"  # of Metal's devices: it calls them GPUs, but their memory is the machine's
+_EXACT_NOTE = "deterministic: prompts in chunks of 64, weights not repacked, a part of the context for each sequence"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,8 @@ class Placement:
 
     `n_gpu_layers` counts the output layer too (llama.cpp's count). `n_ctx`: cells of the pool;
     `max_sequence_tokens`: the longest sequence in it. `n_slots`: running, retained and the spare.
-    `shape`: the same, as far as memory depends on it.
+    `pool_is_host_memory`: the cells lie in the machine's own memory. `cut_tokens`, `exact_rows`: as in the
+    engine's spec. `shape`: the same, as far as memory depends on it.
     """
 
     n_gpu_layers: int
@@ -62,6 +66,10 @@ class Placement:
     flash_attn: FlashAttn
     kv: KvTypes
     kv_unified: bool
+    swa_full: bool
+    pool_is_host_memory: bool
+    cut_tokens: int
+    exact_rows: int
     use_mmap: bool
     repack: bool
     shape: ContextShape
@@ -76,6 +84,9 @@ def place(
 
     Raises: UsageError for wishes that cannot be honoured; NotEnoughMemory before anything is loaded.
     """
+    is_exact = wishes.deterministic
+    if is_exact:
+        wishes = exact_wishes(wishes, machine.gpus)
     repacking = shape_for(wishes, machine.cpu)
     shape = replace(repacking, repacked=frozenset())
     if shape.n_slots > MAX_SLOTS:
@@ -89,22 +100,27 @@ def place(
     room = _Room(info, machine)
     n_ctx, ctx_notes = _context(room, shape, wishes, need_tokens)
     n_gpu_layers = _gpu_layers(room, shape, wishes, n_ctx)
-    repack, repack_notes = _repack(room, repacking, n_ctx)
+    repack, repack_notes = (False, (_EXACT_NOTE,)) if is_exact else _repack(room, repacking, n_ctx)
     shape = repacking if repack else shape
     memory = room.require(n_ctx, shape) if n_gpu_layers == 0 else estimate(info, n_ctx, shape)
-    trained = info.n_ctx_train or n_ctx
     n_cells = max(n_ctx, shape.n_slots)  # a row of every slot must fit: llama.cpp asserts that
+    longest = wishes.ctx or n_ctx // shape.n_slots if is_exact else n_ctx
+    n_batch = max(CUT_TOKENS, shape.n_slots) if is_exact else _GPU_BATCH if n_gpu_layers else _CPU_BATCH
     return Placement(
         n_gpu_layers=n_gpu_layers,
         n_ctx=n_cells,
-        max_sequence_tokens=min(n_ctx, trained),
+        max_sequence_tokens=min(longest, info.n_ctx_train or longest),
         n_slots=shape.n_slots,
-        n_batch=min(_GPU_BATCH if n_gpu_layers else _CPU_BATCH, n_cells),
-        n_ubatch=min(_MICRO_BATCH, n_cells),
+        n_batch=min(n_batch, n_cells),
+        n_ubatch=min(shape.n_ubatch, n_cells),
         n_threads=wishes.threads or machine.cpu.default_threads,
         flash_attn=flash_attn,
         kv=wishes.kv,
-        kv_unified=True,
+        kv_unified=shape.kv_unified,
+        swa_full=shape.swa_full,
+        pool_is_host_memory=_is_host_memory(machine, n_gpu_layers),
+        cut_tokens=CUT_TOKENS if is_exact else 0,
+        exact_rows=min(EXACT_ROWS, wishes.parallel) if is_exact else 1,
         use_mmap=True,
         repack=repack,
         shape=shape,
@@ -115,9 +131,14 @@ def place(
 
 def shape_for(wishes: LoadConfig, cpu: CpuFacts) -> ContextShape:
     """Return what memory depends on under these wishes; the weights are repacked as this CPU allows."""
+    n_slots = wishes.parallel + wishes.retained + 1
+    if wishes.deterministic:  # a part of the pool for each slot, in which nobody else's cells come and go
+        return ContextShape(
+            exact_wishes(wishes, ()).kv, n_slots, n_ubatch=max(CUT_TOKENS, n_slots), kv_unified=False, swa_full=True
+        )
     return ContextShape(
         kv=wishes.kv,
-        n_slots=wishes.parallel + wishes.retained + 1,
+        n_slots=n_slots,
         repacked=repacked_types(cpu.features),
         flash_attn=wishes.flash_attn != "off",
     )
@@ -153,6 +174,8 @@ def _context(
     room: _Room, shape: ContextShape, wishes: LoadConfig, need_tokens: int | None
 ) -> tuple[int, tuple[str, ...]]:
     """Return the pool's cells, and why if that is not what was asked for."""
+    if wishes.deterministic:
+        return _exact_context(room, shape, wishes, need_tokens)
     trained = room.info.n_ctx_train
     if wishes.ctx is not None:
         if 0 < trained * wishes.parallel < wishes.ctx:
@@ -162,9 +185,7 @@ def _context(
                 f"--ctx {trained * wishes.parallel}",
             )
         return wishes.ctx, ()
-    each = AUTO_CTX_TOKENS if need_tokens is None else max(need_tokens, _MIN_CTX_TOKENS)
-    if trained:
-        each = min(each, trained)
+    each = _auto_tokens(room, need_tokens)
     wanted = -(-each // CELL_PAD) * CELL_PAD if each < (trained or each + CELL_PAD) else each
     if need_tokens is None:
         wanted *= min(wishes.parallel, AUTO_POOL_SEQUENCES)
@@ -174,6 +195,39 @@ def _context(
     if n_ctx < min(wanted, _MIN_CTX_TOKENS):
         room.require(wanted, shape)  # raises with the numbers
     return n_ctx, (f"context cut to {n_ctx} tokens, which is what fits in memory",)
+
+
+def _exact_context(
+    room: _Room, shape: ContextShape, wishes: LoadConfig, need_tokens: int | None
+) -> tuple[int, tuple[str, ...]]:
+    """Return the cells of a pool in which every slot has a part of its own, as long as the context."""
+    trained = room.info.n_ctx_train
+    if wishes.ctx is not None and 0 < trained < wishes.ctx:
+        raise UsageError(
+            f"--ctx {wishes.ctx} is beyond the {trained} tokens that {room.info.name} was trained for: "
+            "with --deterministic it is the length of each sequence.",
+            f"--ctx {trained}",
+        )
+    each = wishes.ctx or _auto_tokens(room, need_tokens)
+    wanted = pool_cells(each, shape.n_slots)
+    if wishes.ctx is not None or room.fits(wanted, shape):
+        return wanted, ()
+    fits = min(each, room.largest(shape))
+    if fits < min(each, _MIN_CTX_TOKENS):
+        room.require(wanted, shape)  # raises with the numbers
+    return pool_cells(fits, shape.n_slots), (f"context cut to {fits} tokens, which is what fits in memory",)
+
+
+def _auto_tokens(room: _Room, need_tokens: int | None) -> int:
+    """Return the context of each sequence where nobody says how long, as far as the model was trained for it."""
+    each = AUTO_CTX_TOKENS if need_tokens is None else max(need_tokens, _MIN_CTX_TOKENS)
+    return min(each, room.info.n_ctx_train or each)
+
+
+def _is_host_memory(machine: Machine, n_gpu_layers: int) -> bool:
+    """Say whether the pool lies in the memory that everything else uses, too."""
+    gpus = machine.gpus if n_gpu_layers else ()
+    return all(device.kind == "igpu" or device.name.startswith(_UNIFIED_PREFIX) for device in gpus)
 
 
 def _gpu_layers(room: _Room, shape: ContextShape, wishes: LoadConfig, n_ctx: int) -> int:

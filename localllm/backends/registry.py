@@ -106,7 +106,11 @@ def context_settings(placement: Placement) -> ContextSettings:
         kv_k=placement.kv.k,
         kv_v=placement.kv.v,
         kv_unified=placement.kv_unified,
+        swa_full=placement.swa_full,
         max_sequence_tokens=placement.max_sequence_tokens,
+        pool_is_host_memory=placement.pool_is_host_memory,
+        cut_tokens=placement.cut_tokens,
+        exact_rows=placement.exact_rows,
     )
 
 

@@ -125,9 +125,11 @@ def state_bytes(info: ModelInfo, shape: ContextShape) -> int:
 def largest_ctx(info: ModelInfo, budget_bytes: int, shape: ContextShape = ContextShape()) -> int:
     """Return the largest context in tokens whose estimate is within the budget, 0 if none is.
 
-    A multiple of 256 (or the trained length), and never longer than the model was trained for.
+    A multiple of 256 (or the trained length), and never longer than the model was trained for. Where every
+    slot has a part of its own, it is the length of one.
     """
-    return _largest(lambda n_ctx: estimate(info, n_ctx, shape).total_bytes, info.n_ctx_train, budget_bytes)
+    n_parts = 1 if shape.kv_unified else shape.n_slots
+    return _largest(lambda n_ctx: estimate(info, n_ctx * n_parts, shape).total_bytes, info.n_ctx_train, budget_bytes)
 
 
 def require(info: ModelInfo, n_ctx: int, shape: ContextShape, *, available_bytes: int) -> MemoryEstimate:

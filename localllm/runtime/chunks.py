@@ -89,6 +89,16 @@ class ChunkPolicy:
                 return end - 1
         return end
 
+    def exact_end(self, sequence: Sequence, start: int) -> int:
+        """Return where the rows from `start` on end on an engine that is bit-exact only if they end there.
+
+        The next cut of the prompt, or before its last token; from there on a few rows, each as if it were alone.
+        """
+        n_chunked = sequence.n_prompt - 1
+        if start < n_chunked:
+            return min((start // self._spec.cut_tokens + 1) * self._spec.cut_tokens, n_chunked)
+        return min(start + self._spec.exact_rows, sequence.n_tokens)
+
     def drafts_that_fit(self, drafts: Mapping[Sequence, Draft], running: Seq[Sequence]) -> dict[Sequence, Draft]:
         """Return the drafts cut to what the engine can roll back and the batch can hold beside a newcomer."""
         if not self._spec.ragged_rows:
@@ -96,6 +106,8 @@ class ChunkPolicy:
         decoding = [s for s in running if s.phase is Phase.DECODE]
         has_prefill = any(s.phase is Phase.PREFILL for s in running)
         n_spare = self._cap_rows - len(decoding) - (self._config.min_chunk_tokens if has_prefill else 0)
+        if self._spec.cut_tokens:
+            n_spare = self._spec.exact_rows - len(decoding)
         fitting: dict[Sequence, Draft] = {}
         for sequence in decoding:
             draft = drafts.get(sequence)
@@ -111,8 +123,8 @@ class ChunkPolicy:
         return fitting
 
     def shrink(self, n_rows: int, n_items: int) -> bool:
-        """Halve the rows of a step after one of `n_rows` found no room; False = no chunk to shrink."""
-        if n_rows <= n_items:
+        """Halve the rows of a step after one of `n_rows` found no room; False = no chunk that may be shorter."""
+        if n_rows <= n_items or self._spec.cut_tokens:
             return False
         self._cap_rows = max(1, n_rows // 2)
         return True

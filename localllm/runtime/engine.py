@@ -53,7 +53,10 @@ class EngineSpec:
     `ragged_rows`: slots may bring different numbers of rows to one forward.
     `pool_is_host_memory`: the cells lie in the memory that the RAM tier would use.
     `cut_tokens`: a prefix is only reused up to a multiple of it, and never beyond the prompt it was computed
-    for (bit-identical engines); 0 = anywhere that `prefix_rule` allows.
+    for (bit-identical engines); 0 = anywhere that `prefix_rule` allows. There a forward is one chunk of one
+    prompt, which begins at a multiple and ends at the next, or before the prompt's last token; or else it has
+    at most `exact_rows` rows.
+    `joins_blocks`: what is put back into a slot costs as much as all that the slot then holds, so better at once.
     `fingerprint`: everything that decides KV bytes (model hash, build, KV types, rope, ...).
     """
 
@@ -76,6 +79,8 @@ class EngineSpec:
     has_hidden_states: bool = False
     pool_is_host_memory: bool = True
     cut_tokens: int = 0
+    exact_rows: int = 1
+    joins_blocks: bool = False
     fingerprint: str = ""
 
 

@@ -18,6 +18,9 @@ AUTO_PARALLEL = 8
 SERVED_RETAINED = 4
 """Finished sequences whose KV a server keeps on the device: conversations that go on."""
 
+EXACT_PARALLEL, EXACT_RETAINED = 4, 1
+"""The same where answers are to be equal to the last bit: there each has memory of its own for a whole context."""
+
 
 @dataclass(frozen=True, slots=True)
 class Mode:
@@ -57,4 +60,5 @@ def mode_of(name: str) -> Mode:
 
 def served(config: LoadConfig, parallel: int | None = None) -> LoadConfig:
     """Return load settings as a server uses them; `parallel` None = auto."""
-    return replace(config, parallel=AUTO_PARALLEL if parallel is None else parallel, retained=SERVED_RETAINED)
+    n_auto, n_retained = (EXACT_PARALLEL, EXACT_RETAINED) if config.deterministic else (AUTO_PARALLEL, SERVED_RETAINED)
+    return replace(config, parallel=n_auto if parallel is None else parallel, retained=n_retained)

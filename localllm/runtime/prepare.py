@@ -154,7 +154,10 @@ def _cuts(encoded: Encoded, spec: EngineSpec) -> set[int]:
         return set()
     n_prompt = len(encoded.tokens)
     ends = [b for b in encoded.boundaries if 0 < b < n_prompt - 1]
-    return {*ends[-_BOUNDARY_CUTS:], n_prompt - 1} - {0}
+    cuts = {*ends[-_BOUNDARY_CUTS:], n_prompt - 1}
+    if spec.cut_tokens:
+        cuts = {cut - cut % spec.cut_tokens for cut in cuts}
+    return cuts - {0}
 
 
 def _answer_limit(n_prompt: int, max_tokens: int | None, model: ModelFacts, spec: EngineSpec) -> int:

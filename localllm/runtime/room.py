@@ -19,7 +19,6 @@ from localllm.runtime.engine import (
     EditOutcome,
     EditResult,
     EngineSpec,
-    PrefixRule,
     Restore,
     Rewind,
     Truncate,
@@ -235,7 +234,7 @@ class Room:
         """Return what a sequence would begin with, changing nothing."""
         source, cut, links = self._best_start(sequence)
         n_held = n_coming = 0
-        for hit in self._cache.match(sequence.run.root, sequence.tokens):
+        for hit in self._hits(sequence):
             tenant = self._tenants.get(hit.slot)
             n_held = max(n_held, min(hit.n_common, self.slots[hit.slot].n_held))
             if tenant is not None and tenant.phase in (Phase.PREFILL, Phase.RESTORING):
@@ -256,15 +255,14 @@ class Room:
         if slot is None:
             return
         n_kept = self._aligned(min(slot.n_held, self._n_shareable(sequence)))
-        if n_kept == 0 or sequence.run.cache == "off":
+        cut = Cut(n_kept) if n_kept == slot.n_held else usable_cut(self.spec, slot, n_kept, can_take_over=True)
+        if cut.n_tokens == 0 or sequence.run.cache == "off":
             self._clear(slot)
             return
-        if n_kept < slot.n_held and self.spec.prefix_rule is PrefixRule.ANY:
-            self._edits.append(Truncate(slot.id, n_kept))
-            self.slots.cut(slot, n_kept)
+        self._cut_back(slot, cut)
         self.slots.retain(slot)
-        self._cache.insert(sequence.run.root, slot.id, sequence.tokens[:n_kept])
-        self.exports.retired(slot, sequence, n_kept)
+        self._cache.insert(sequence.run.root, slot.id, sequence.tokens[: cut.n_tokens])
+        self.exports.retired(slot, sequence, cut.n_tokens)
 
     def vacate(self, sequence: Sequence) -> None:
         """Empty a sequence's slot and free it; idempotent."""
@@ -404,12 +402,15 @@ class Room:
         if cut.n_tokens < slot.n_held:
             self._rescue(slot)
         self.slots.take_retained(slot)
+        self._cut_back(slot, cut)
+        return slot
+
+    def _cut_back(self, slot: Slot, cut: Cut) -> None:
         if cut.checkpoint is not None:
             self._edits.append(Rewind(slot.id, cut.checkpoint.blob, cut.n_tokens))
         elif cut.n_tokens < slot.n_held:
             self._edits.append(Truncate(slot.id, cut.n_tokens))
         self.slots.cut(slot, cut.n_tokens)
-        return slot
 
     def _copy(self, source: Slot, slot: Slot, cut: Cut) -> None:
         """Copy a prefix; whole and then rewound where it cannot be cut. No room for it = nothing copied."""

@@ -11,6 +11,7 @@ from localllm.runtime.engine import BatchItem, EngineSpec, PrefixRule
 from localllm.runtime.plan import NO_DRAFT, PlannedItem
 from localllm.runtime.room import Room
 from localllm.runtime.sequence import Phase, Sequence
+from localllm.runtime.turns import Turns
 from localllm.runtime.types import Tokens
 
 
@@ -21,9 +22,16 @@ class RowPlanner:
         self._spec = spec
         self._room = room
         self._chunks = chunks
+        self._decoders = Turns[Sequence]()
+        self._clients = Turns[str]()
 
     def decode(self, decoding: Seq[Sequence], drafts: Mapping[Sequence, Draft]) -> list[PlannedItem] | None:
-        """One row for every decoding sequence, with its draft; None = there are not enough cells."""
+        """One row for every decoding sequence, with its draft; None = there are not enough cells.
+
+        Where the engine is exact for a few rows only, those whose turn it is.
+        """
+        if self._spec.cut_tokens:
+            decoding = self._few(decoding, drafts)
         if decoding and not self._room.free_up(sum(1 + len(drafts.get(s, NO_DRAFT)) for s in decoding)):
             return None
         items = []
@@ -37,6 +45,8 @@ class RowPlanner:
         """Chunks beside `n_rows` decoding rows: a part for each client, its oldest sequence first."""
         if not prefilling:
             return []
+        if self._spec.cut_tokens:
+            return self._exact_chunk(prefilling)
         slots, items = self._room.slots, list[PlannedItem]()
         for sequence, n_wanted in shares(prefilling, self._chunks.prefill_rows(n_rows, slots.used_cells)):
             start = sequence.n_computed
@@ -54,6 +64,36 @@ class RowPlanner:
             if not self._spec.ragged_rows:
                 break
         return items
+
+    def _few(self, decoding: Seq[Sequence], drafts: Mapping[Sequence, Draft]) -> list[Sequence]:
+        """Return as many as bring no more rows than the engine is exact for, who waited longest first."""
+        few, n_left = list[Sequence](), self._spec.exact_rows
+        for sequence in self._decoders.order(decoding):
+            n_left -= 1 + len(drafts.get(sequence, NO_DRAFT))
+            if few and n_left < 0:
+                break
+            self._decoders.take(sequence)
+            few.append(sequence)
+        return few
+
+    def _exact_chunk(self, prefilling: Seq[Sequence]) -> list[PlannedItem]:
+        """One whole chunk, of the oldest sequence of the client that waited longest; none where no cells are left."""
+        first = dict[str, Sequence]()
+        for sequence in sorted(prefilling, key=lambda s: s.order):
+            first.setdefault(sequence.run.client, sequence)
+        for client in self._clients.order(first):
+            sequence = first[client]
+            assert sequence.slot is not None
+            start, cut_tokens = sequence.n_computed, self._spec.cut_tokens
+            if start % cut_tokens and start < sequence.n_prompt - 1:  # what was put back came out shorter
+                start -= start % cut_tokens
+                self._room.roll_back(sequence.slot, start)
+            end = self._chunks.exact_end(sequence, start)
+            if not self._room.free_up(end - start):
+                continue
+            self._clients.take(client)
+            return [self._item(sequence, sequence.tokens[start:end], n_logits=int(end == sequence.n_tokens))]
+        return []
 
     def _item(self, sequence: Sequence, tokens: Tokens, n_logits: int, draft: Draft = NO_DRAFT) -> PlannedItem:
         """Pack rows; a chunk that ends at a cut asks for a checkpoint there."""

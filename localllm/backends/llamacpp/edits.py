@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
 from localllm.backends.llamacpp.context import PARTIAL_ONLY, NativeContext
 from localllm.backends.llamacpp.guard import Guard, GuardError, SlotState
 from localllm.backends.llamacpp.state import BadBlob, BlobKind, unseal
+from localllm.backends.llamacpp.streams import Streams
 from localllm.runtime.engine import (
     Clear,
     CopyPrefix,
@@ -24,13 +28,29 @@ _OK, _NO_ROOM, _REFUSED = EditOutcome.OK, EditOutcome.NO_ROOM, EditOutcome.REFUS
 class SlotEditor:
     """The five edits, on the guard's slots and one native context."""
 
-    def __init__(self, context: NativeContext, guard: Guard, engine_digest: bytes, *, rewinds: bool) -> None:
+    def __init__(
+        self, context: NativeContext, guard: Guard, engine_digest: bytes, *, rewinds: bool, streams: Streams | None
+    ) -> None:
         self._context = context
         self._guard = guard
         self._digest = engine_digest
         self._rewinds = rewinds
+        self._streams = streams
         self._rule = guard.spec.prefix_rule
         self._is_unified = guard.spec.copy_shares_memory
+
+    def apply_all(self, edits: Sequence[Edit]) -> list[EditResult]:
+        """Apply edits in order; one result each. Raises GuardError for a broken rule."""
+        if self._streams is None:
+            return [self.apply(edit) for edit in edits]
+        results = list[EditResult]()
+        for slot, run in itertools.groupby(edits, lambda edit: edit.slot if isinstance(edit, Restore) else None):
+            same = tuple(run)
+            for edit in same:
+                self._streams.touched(edit.dst if isinstance(edit, CopyPrefix) else edit.slot)
+            restores = [edit for edit in same if isinstance(edit, Restore)]
+            results += self._streams.restore(restores) if slot is not None else [self.apply(edit) for edit in same]
+        return results
 
     def apply(self, edit: Edit) -> EditResult:
         """Apply one edit and return what its slot holds now. Raises GuardError for a broken rule."""

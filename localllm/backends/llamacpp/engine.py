@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,12 +11,14 @@ from numpy.typing import NDArray
 from localllm.backends.llamacpp.batch import BatchPacker
 from localllm.backends.llamacpp.context import PARTIAL_ONLY, NativeContext
 from localllm.backends.llamacpp.edits import SlotEditor
+from localllm.backends.llamacpp.exactness import rows_agree
 from localllm.backends.llamacpp.facts import NOT_REWINDABLE, spec_of
 from localllm.backends.llamacpp.guard import Guard, GuardError
 from localllm.backends.llamacpp.model import LlamaModel
 from localllm.backends.llamacpp.pooling import Pooling, RunningPool, pooling_of
 from localllm.backends.llamacpp.settings import ContextSettings
 from localllm.backends.llamacpp.state import HEADER_BYTES, BlobKind, digest, seal
+from localllm.backends.llamacpp.streams import Streams
 from localllm.errors import EngineError
 from localllm.models.tokenizer import Tokenizer
 from localllm.runtime.engine import (
@@ -42,13 +45,14 @@ class LlamaEngine:
     def __init__(self, model: LlamaModel, settings: ContextSettings) -> None:
         self._model = model
         self._context = NativeContext(model, settings)
-        self.spec = spec_of(model, settings, self._context)
+        self._packer = BatchPacker(model.native, self._context.n_batch)
+        self.spec = spec_of(model, self._kept_exact(settings), self._context)
         self.tokenizer = model.tokenizer
         self._guard = Guard(self.spec)
         self._digest = digest(self.spec.fingerprint)
         rewinds = model.info.architecture not in NOT_REWINDABLE
-        self._editor = SlotEditor(self._context, self._guard, self._digest, rewinds=rewinds)
-        self._packer = BatchPacker(model.native, self.spec.max_batch_tokens)
+        self._streams = Streams(self._context, self._guard, self._digest) if self.spec.joins_blocks else None
+        self._editor = SlotEditor(self._context, self._guard, self._digest, rewinds=rewinds, streams=self._streams)
         self._pool = RunningPool(Pooling.MEAN)  # of the text on the spare slot
         self._has_window = self.spec.prefix_rule is PrefixRule.WINDOW
         self._is_closed = False
@@ -56,7 +60,7 @@ class LlamaEngine:
     def edit(self, edits: Sequence[Edit]) -> list[EditResult]:
         """Apply KV edits in order; one result per edit. Raises GuardError for a broken rule."""
         self._check_open()
-        return [self._editor.apply(edit) for edit in edits]
+        return self._editor.apply_all(edits)
 
     def forward(self, batch: Batch) -> StepOutput:
         """Run one step; the logits are a view into native memory until the next forward.
@@ -65,6 +69,9 @@ class LlamaEngine:
         """
         self._check_open()
         self._guard.batch(batch)
+        if self._streams is not None:
+            for item in batch.items:
+                self._streams.touched(item.slot)
         native_batch, n_logits = self._packer.pack(batch.items)
         code = self._context.decode(native_batch)
         if code:
@@ -87,6 +94,8 @@ class LlamaEngine:
             if (start, end) != (0, state.n_valid):
                 raise GuardError(f"Slot {slot} can only be exported whole.")
             return seal(self._context.read_state(slot, HEADER_BYTES), BlobKind.POSITIONS, self._digest, start, end)
+        if self._streams is not None:
+            return self._streams.export(slot, start, end)
         spare = self._guard.free_spare()
         self._context.copy(slot, spare, start, end)
         try:
@@ -140,6 +149,16 @@ class LlamaEngine:
         """Free the context, and the model with its last context; idempotent."""
         self._is_closed = True
         self._context.close()
+
+    def _kept_exact(self, settings: ContextSettings) -> ContextSettings:
+        """Return settings with as many exact rows as this machine's kernels give equal bits for."""
+        n_rows = settings.exact_rows
+        try:
+            is_kept = n_rows == 1 or rows_agree(self._context, self._packer, self._model.n_vocab, n_rows)
+        except BaseException:
+            self._context.close()
+            raise
+        return settings if is_kept else replace(settings, exact_rows=1)
 
     def _first_held(self, items: tuple[BatchItem, ...]) -> dict[int, int]:
         if not self._has_window:

@@ -23,6 +23,7 @@ def spec_of(model: LlamaModel, settings: ContextSettings, context: NativeContext
     loses_cells = model.window_tokens > 0 and not settings.swa_full
     max_rows = min(context.n_batch, context.n_ubatch)
     cuttable = rule is not PrefixRule.CHECKPOINT
+    joins = joins_blocks(model, settings)
     max_sequence = min(context.n_ctx_seq, settings.max_sequence_tokens or context.n_ctx_seq)
     if model.info.learned_positions:  # native.md N9: an abort beyond the trained context
         max_sequence = min(max_sequence, model.n_ctx_train)
@@ -40,8 +41,13 @@ def spec_of(model: LlamaModel, settings: ContextSettings, context: NativeContext
         prefix_rule=rule,
         window_tokens=model.window_tokens if rule is PrefixRule.WINDOW else 0,
         copy_shares_memory=settings.kv_unified,
-        export_unit=ExportUnit.BLOCK if cuttable and settings.kv_unified else ExportUnit.WHOLE,
+        export_unit=ExportUnit.BLOCK if (settings.kv_unified and cuttable) or joins else ExportUnit.WHOLE,
+        joins_blocks=joins,
+        mixes_prefill_and_decode=not settings.cut_tokens,
         kv_types=(settings.kv_k, settings.kv_v),
+        pool_is_host_memory=settings.pool_is_host_memory,
+        cut_tokens=settings.cut_tokens,
+        exact_rows=settings.exact_rows,
         fingerprint=fingerprint(model, settings),
     )
 
@@ -50,14 +56,20 @@ def prefix_rule(model: LlamaModel, settings: ContextSettings) -> PrefixRule:
     """Return where the model's sequences may be cut."""
     if model.is_recurrent or model.is_hybrid:
         return PrefixRule.CHECKPOINT
-    if model.window_tokens > 0 and not settings.swa_full:
+    if model.window_tokens > 0:  # also where the device loses no cell: a state has only those of the window
         return PrefixRule.WINDOW
     return PrefixRule.ANY
 
 
+def joins_blocks(model: LlamaModel, settings: ContextSettings) -> bool:
+    """Say whether states are cut into blocks by us, as native code cannot: not where windows leave cells out."""
+    is_any = prefix_rule(model, settings) is PrefixRule.ANY
+    return is_any and bool(settings.cut_tokens) and not settings.kv_unified
+
+
 def fingerprint(model: LlamaModel, settings: ContextSettings) -> str:
     """Return everything that decides the bytes of the KV, as one line."""
-    parts = {
+    parts: dict[str, object] = {
         "model": model.identity,
         "llama.cpp": f"{bindings.library_version()}-{bindings.library_commit()}",
         "kv": f"{settings.kv_k}:{settings.kv_v}",
@@ -68,4 +80,8 @@ def fingerprint(model: LlamaModel, settings: ContextSettings) -> str:
         "repack": model.settings.repack,
         "gpu": model.settings.n_gpu_layers,
     }
+    if not settings.kv_unified and not joins_blocks(model, settings):
+        parts["slots"] = settings.n_slots  # a whole state counts the streams of all of them
+    if settings.cut_tokens:
+        parts |= {"cuts": settings.cut_tokens, "threads": f"{settings.n_threads}:{settings.n_threads_batch}"}
     return " ".join(f"{key}={value}" for key, value in parts.items())

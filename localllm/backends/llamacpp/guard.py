@@ -62,6 +62,8 @@ class Guard:
             raise GuardError(f"This engine has no adapter {batch.adapter!r}.")
         if not 0 < batch.n_rows <= self.spec.max_batch_tokens:
             raise GuardError(f"A forward takes 1 to {self.spec.max_batch_tokens} rows, not {batch.n_rows}.")
+        if self.spec.cut_tokens and batch.n_rows > self.spec.exact_rows:
+            self._chunk(batch.items)
         seen = 0
         for item in batch.items:
             state = self.slot(item.slot)
@@ -94,12 +96,12 @@ class Guard:
         """Return the state of a slot that may be cleared, rewound or saved: the spare one too."""
         return self.slots[self.spare] if index == self.spare else self.slot(index)
 
-    def tokens(self, tokens: Sequence[int]) -> None:
-        """Check that every id is in the vocabulary. Raises GuardError."""
     def target(self, index: int) -> SlotState:
         """Return the state of a slot that may be copied to: the spare one too, unless a text is on it."""
         return self.slots[self.free_spare()] if index == self.spare else self.slot(index)
 
+    def tokens(self, tokens: Sequence[int]) -> None:
+        """Check that every id is in the vocabulary. Raises GuardError."""
         if min(tokens) < 0 or max(tokens) >= self.spec.n_vocab:
             raise GuardError(f"A token id is outside the vocabulary of {self.spec.n_vocab}.")
 
@@ -144,6 +146,15 @@ class Guard:
         state.n_valid = n_tokens
         state.last_rows = 0
         state.is_pending = self._bounded
+
+    def _chunk(self, items: Sequence[BatchItem]) -> None:
+        """Check that rows of which none counts for itself are one chunk between two cuts."""
+        start, n_rows, cut_tokens = items[0].start, len(items[0].tokens), self.spec.cut_tokens
+        if len(items) > 1 or start % cut_tokens or n_rows > cut_tokens:
+            raise GuardError(
+                f"An exact forward is one chunk between multiples of {cut_tokens}, or at most {self.spec.exact_rows} "
+                f"rows; not {n_rows} rows from {start} on in {len(items)} slots."
+            )
 
     def _item(self, item: BatchItem, state: SlotState) -> None:
         n_rows = len(item.tokens)

@@ -35,7 +35,10 @@ class ContextSettings:
     into one forward, `n_ubatch` into one graph. `n_rs_seq`: snapshots a slot for rollback on the
     recurrent models that can. `kv_unified`: one pool for all slots, else a stream each.
     `swa_full`: window layers keep every cell. `max_sequence_tokens`: the longest sequence, where
-    the model was trained for less than the pool holds; 0 = what the pool holds.
+    the model was trained for less than the pool holds; 0 = what the pool holds. `pool_is_host_memory`: the cells lie
+    in the machine's own memory. `cut_tokens`: results are
+    to be bit-identical, and prompts computed in chunks that end at its multiples; 0 = not. `exact_rows`:
+    the most rows of a forward that is no such chunk, where the kernels give equal bits for that many.
     """
 
     n_ctx: int
@@ -52,3 +55,6 @@ class ContextSettings:
     n_rs_seq: int = 0
     offload_kqv: bool = True
     max_sequence_tokens: int = 0
+    pool_is_host_memory: bool = True
+    cut_tokens: int = 0
+    exact_rows: int = 1

@@ -59,6 +59,8 @@ class Restores:
 
     def _n_tokens(self, decoding: Seq[Sequence]) -> int:
         """Return how many tokens may be put back in a step; at least a block is."""
+        if self._room.spec.joins_blocks:
+            return self._room.spec.pool_tokens
         per_token_s = self._cost.restore_s(1)
         if not decoding:
             n_most = self._tiers.block_tokens * _FIRST_BLOCKS_ALONE

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from localllm.backends.llamacpp.guard import GuardError
-from localllm.runtime.engine import CopyPrefix, EditOutcome, ExportUnit, PrefixRule, Truncate
+from localllm.runtime.engine import CopyPrefix, EditOutcome, ExportUnit, PrefixRule, Restore, Truncate
 from tests.backends.llamacpp.lanes import TEXT, feed, forward, opened, rows
 from tests.tiny_models import HYBRID, ROLLS_BACK, TINY, WINDOWED
 
@@ -29,9 +29,18 @@ def test_spec_names_what_each_model_can_do(tiny: Path, name: str) -> None:
     assert (spec.n_vocab, spec.n_slots, spec.max_batch_tokens, spec.max_sequence_tokens) == (128, 6, n_batch, 1024)
 
 
-def test_spec_has_no_window_where_the_window_layers_keep_every_cell(tiny: Path) -> None:
-    with opened(tiny / "gemma3-dense.gguf", swa_full=True) as engine:
-        assert (engine.spec.prefix_rule, engine.spec.window_tokens) == (PrefixRule.ANY, 0)
+def test_a_slot_that_keeps_every_cell_can_be_cut_anywhere_but_not_once_it_was_put_back(tiny: Path) -> None:
+    with opened(tiny / "gemma3-dense.gguf", swa_full=True, kv_unified=False, n_ctx=6 * 512) as engine:
+        assert engine.spec.prefix_rule is PrefixRule.WINDOW  # a state has only the cells of its window
+        feed(engine, 0, TEXT[:300])
+        whole = engine.export(0, 0, 300)
+        [cut] = engine.edit([Truncate(0, 100)])
+        assert (cut.n_valid, cut.first_held, cut.outcome) == (100, 0, EditOutcome.OK)
+        [restored] = engine.edit([Restore(1, 0, whole)])
+        assert restored.n_valid == 300
+        assert restored.first_held > 200
+        [cut] = engine.edit([Truncate(1, 100)])
+        assert (cut.n_valid, cut.outcome) == (0, EditOutcome.REFUSED)
 
 
 def test_fingerprint_tells_engines_apart_whose_states_do_not_fit(tiny: Path) -> None:
