@@ -143,6 +143,21 @@ def test_headers_go_out_with_the_first_token() -> None:
         client.read_until(b"[DONE]")
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_cached_tokens_are_told_by_the_tier_they_came_from(is_stream: bool) -> None:
+    cached = {"ram": 5, "disk": 7}
+    with manual() as server:
+        client = server.ask(stream=is_stream, timings=True, stream_options={"include_usage": True})
+        usage = events.Usage(20, 1, cached)
+        server.put(events.Admitted(20, cached, 1, 8), token("a"), finished(), usage, DONE)
+        received = client.read_until(b'"timeline_ms"')
+    assert b"x-localllm-cached-tokens: 12" in received
+    assert b"x-localllm-cached-by-tier: device=0, ram=5, disk=7" in received
+    by_tier = b'"cached_tokens_by_tier":{"device":0,"ram":5,"disk":7}'
+    assert b'"prompt_tokens_details":{"cached_tokens":12,' + by_tier + b"}" in received
+    assert b'"cache_n":12,"prompt_n":8' in received
+
+
 def test_tokens_that_came_together_leave_together() -> None:
     with manual() as server:
         client = server.ask(stream=True)

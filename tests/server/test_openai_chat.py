@@ -374,8 +374,31 @@ def test_headers_tell_cached_tokens_and_the_queue(running: Running) -> None:
     chat(running)
     for stream in (False, True):
         reply = chat(running, stream=stream)
-        assert int(reply.headers["x-localllm-cached-tokens"]) > 0
+        n_cached = int(reply.headers["x-localllm-cached-tokens"])
+        assert n_cached > 0
+        assert _tiers(reply.headers["x-localllm-cached-by-tier"]) == {"device": n_cached, "ram": 0, "disk": 0}
         assert float(reply.headers["x-localllm-queue-ms"]) >= 0
+
+
+def _tiers(header: str) -> dict[str, int]:
+    return {tier: int(n) for tier, _, n in (part.partition("=") for part in header.split(", "))}
+
+
+def test_a_request_may_want_no_cache(running: Running) -> None:
+    long = [{"role": "user", "content": "A prompt that nobody has sent before, and that is long enough. " * 3}]
+
+    def n_cached(**body: Any) -> int:
+        return int(chat(running, messages=long, **body).headers["x-localllm-cached-tokens"])
+
+    assert [n_cached(cache="off"), n_cached(cache="off")] == [0, 0]
+    assert n_cached(cache="on") < 10  # what every prompt begins with
+    assert n_cached(cache=None) > 100
+    assert n_cached(cache="off") == 0
+    assert n_cached(cache="on", cache_prompt=False) == 0
+    assert submitted(running).options.cache == "on"
+    for wrong in ("pin", "", "ON", True, 0, ["off"]):  # to pin is the server's user's
+        reply = chat(running, cache=wrong)
+        assert (reply.status, reply.error["param"]) == (400, "cache")
 
 
 def test_the_callers_request_id_is_kept_where_it_can_go_anywhere(running: Running) -> None:
