@@ -22,6 +22,7 @@ from localllm.runtime.types import ChatRequest, EmbeddingRequest, GenerationRequ
 
 T = TypeVar("T")
 _DAYS_BACK = 7
+_MORE_TOKENS = 16  # that have to be held, but not for this request, to be a reason: all prompts begin alike
 _POLL_S = 0.01
 
 
@@ -184,16 +185,14 @@ class Caches:
             return "complete"
         if known.n_coming > n_usable:
             return "in_progress"
-        if min(n_most, known.n_held) > n_usable:
+        if known.n_held >= min(n_most, n_usable + _MORE_TOKENS):
             return self._rule_broken(known)
         if self._was_evicted(sequence, known):
             return "evicted"
-        if any(self._known(other).n_held > known.n_held for other in self._with_other_adapters(request)):
+        n_more, spec, root = known.n_held + _MORE_TOKENS, self._spec, sequence.run.root
+        if any(self._known(other).n_held >= n_more for other in self._with_other_adapters(request)):
             return "adapter"
-        spec, root = self._spec, sequence.run.root
-        if survey.is_held_elsewhere(
-            self._tiers, spec.fingerprint, self._facts.name, root, sequence.tokens, known.n_held
-        ):
+        if survey.is_held_elsewhere(self._tiers, spec.fingerprint, self._facts.name, root, sequence.tokens, n_more):
             return "other_settings"
         return "template_date" if self._is_of_other_day(request, sequence, known) else "never_seen"
 
@@ -230,7 +229,8 @@ class Caches:
         for days in range(1, _DAYS_BACK + 1):
             then = self._run(request, replace(self._facts, template=template.as_of(days))).sequences[0]
             n_common = common_prefix(then.tokens, sequence.tokens)
-            if known.n_held <= n_common < len(then.tokens) and self._known(then).n_held > n_common:
+            n_after_date = len(then.tokens) - common_prefix(then.tokens[:n_common:-1], sequence.tokens[:n_common:-1])
+            if known.n_held <= n_common < len(then.tokens) and self._known(then).n_held >= n_after_date + _MORE_TOKENS:
                 return True
         return False
 

@@ -106,7 +106,9 @@ def _longer(message: Message, text: str) -> Message:
     content = message.get("content") or ""
     if isinstance(content, str):
         return {**message, "content": content + text}
-    return {**message, "content": [*content, {"type": "text", "text": text}]}
+    *before, part = content
+    longer = {**part, "text": part.get("text", "") + text} if isinstance(part, dict) else f"{part}{text}"
+    return {**message, "content": [*before, longer]}
 
 
 def _told(stream: TokenStream, on_event: Callable[[Event], None]) -> Iterator[Event]:

@@ -64,25 +64,25 @@ def was_evicted(tiers: Tiers, root: Root, tokens: Tokens, n_known: int, ends: It
 
 
 def is_held_elsewhere(
-    tiers: Tiers, fingerprint: str, model_name: str, root: Root, tokens: Tokens, n_known: int
+    tiers: Tiers, fingerprint: str, model_name: str, root: Root, tokens: Tokens, n_least: int
 ) -> bool:
-    """Say whether the disk holds more than `n_known` of these tokens for the same model under other settings."""
+    """Say whether the disk holds the first `n_least` of these tokens for the same model under other settings."""
     disk = tiers.disk
-    if disk is None:
+    if disk is None or not 0 < n_least <= len(tokens):
         return False
     for folder, other in _other_folders(Path(disk.stats().folder), fingerprint, model_name):
         maker = KeyMaker(other, disk.secret, tiers.block_tokens)
         chain = Chain(maker, root)
         if tiers.rule is CutRule.WHOLE:
             states = _blocks_after(folder, chain.root_key)
-            if _longest_state(states, maker, chain.root_key, tokens) > n_known:
+            if _longest_state(states, maker, chain.root_key, tokens) >= n_least:
                 return True
             continue
-        start = n_known // tiers.block_tokens * tiers.block_tokens
+        start = (n_least - 1) // tiers.block_tokens * tiers.block_tokens
         chain.extend(tokens[:start])
         parent = chain.parent(start)
         marks = maker.marks(parent, tokens[start : start + tiers.block_tokens])
-        if any(start + block.n_common(marks) > n_known for block in _blocks_after(folder, parent)):
+        if any(start + block.n_common(marks) >= n_least for block in _blocks_after(folder, parent)):
             return True
     return False
 
