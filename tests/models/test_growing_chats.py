@@ -6,6 +6,7 @@ Generated tokens are forced to differ from those that their text becomes. Where 
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +22,8 @@ from localllm.models.info import read_info
 from localllm.runtime.answers import AnswerMemory
 from localllm.runtime.kv.blocks import NO_ROOT
 from tests.models import templates
-from tests.models.templates import BOS, EOS, NAMES
+from tests.models.templates import BOS, EOS, NAMES, TOOLS
+from tests.word_tokenizer import WordTokenizer
 
 PLAIN = ("Hello there. 42 is the answer!", "Grüße 😀, <b>x</b> & 'q'", "```python\nprint(1)\n```", "No. Yes")
 LEADING, TRAILING = " A space, or a line end, before", "A list:\n- one\n- two\n\n"
@@ -46,6 +48,12 @@ TRIMS_BOTH_ENDS = {
 }
 TRIMS_LINE_ENDS_BEFORE = {"HuggingFaceTB-SmolLM3-3B"}
 EXACT = [name for name in NAMES if name not in DROPS_ITS_OPENING | WRITES_BEFORE.keys()]
+# These write a call of history nowhere, elsewhere, or not at all without more (gemma-2, Kimi-K2 refuse one).
+WRITES_NO_CALL = {
+    *("HuggingFaceTB-SmolLM3-3B", "LFM2.5-Instruct", "microsoft-Phi-3.5-mini-instruct"),
+    *("MiniMax-M2", "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "google-gemma-4-31B-it"),
+    *("google-gemma-2-2b-it", "Kimi-K2-Instruct"),
+}
 VOCABULARIES = ("ggml-vocab-llama-spm", "ggml-vocab-phi-3", "smollm2")
 
 
@@ -181,3 +189,32 @@ def test_thoughts_that_come_back_as_the_callers_words_form_no_control_token(
     _, prompt = chat.turn(PLAIN[0])
     spellings = [s for s in ("<think>", "</think>") if s in tokenizer.vocabulary.specials]
     assert not {tokenizer.piece(token).decode("utf-8", "replace") for token in prompt} & set(spellings)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in WRITES_NO_CALL])
+def test_a_call_that_the_template_spells_as_its_model_did_keeps_its_tokens(shared: Path, name: str) -> None:
+    source = templates.source(shared, name)
+    specials = templates.spellings(source)
+    tokenizer = WordTokenizer(specials, ["get", "_weather", "Rom"])
+    template, memory = ChatTemplate(source, specials=specials, bos=BOS, eos=EOS), AnswerMemory(tokenizer)
+    call = {"id": "call12345", "type": "function", "function": {"name": "get_weather", "arguments": {"city": "Rom"}}}
+    result = {"role": "tool", "tool_call_id": "call12345", "name": "get_weather", "content": "20"}
+    user = {"role": "user", "content": "Question?"}
+    asked = template.render([user], tools=TOOLS, max_chars=100_000)
+    messages = [user, {"role": "assistant", "content": None, "tool_calls": [call]}, result]
+    history = template.render(messages, tools=TOOLS, max_chars=100_000)
+    generated = history.text[len(asked.text) : history.answers[0].until]
+    controls = (tokenizer.encode(spelling, parse_special=True) for spelling in specials)
+    spelled = {tokenizer.piece(ids[0]).decode(): ids[0] for ids in controls}
+    parts = re.split("(" + "|".join(map(re.escape, sorted(specials, key=len, reverse=True))) + ")", generated)
+    ids = [token for part in parts for token in ([spelled[part]] if part in spelled else part.encode())]
+    recollection = memory.recall(NO_ROOT)
+    prompt = encode(tokenizer, asked, recollection).tokens
+    recollection.ends(asked.text, prompt)
+    recollection.keep(ids)
+    tokens = encode(tokenizer, history, memory.recall(NO_ROOT)).tokens
+    usual = encode(tokenizer, history).tokens
+    assert tokens[: len(prompt) + len(ids)] == prompt + ids
+    assert tokens != usual
+    assert tokenizer.control(tokens) == tokenizer.control(usual)
+    assert tokenizer.decode(tokens) == tokenizer.decode(usual)
