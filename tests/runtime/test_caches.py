@@ -470,6 +470,19 @@ def test_sources_are_counted_apart(make: Making) -> None:
     assert stats.disk is None
 
 
+def test_what_lay_on_disk_before_is_counted_from_the_start(make: Making, tmp_path: Path) -> None:
+    before = make(disk="kv")
+    before.warm(CompletionRequest(HARBOUR))
+    before.close()
+    n_bytes = sum(path.stat().st_size for path in (tmp_path / "kv").rglob("*.kv"))
+    after = make(disk="kv")
+    disk = after.cache_stats().disk
+    assert disk is not None
+    assert disk["used_bytes"] == n_bytes > 0
+    after.clear_cache()
+    assert (after.cache_stats().disk or {})["used_bytes"] == 0
+
+
 # The engine's thread
 
 
