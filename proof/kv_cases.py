@@ -64,7 +64,8 @@ def run(kind: Kind, model: Path, other: Path | None, folder: Path) -> dict[str, 
     beside = None
     if other is not None:  # on the same folder: its blocks are to be none of the other's
         disk = {"LOCALLLM_HOME": str(folder / "kept" / "home")}
-        beside = Ours("beside", folder / "beside", [str(other), *kind.arguments], {**KEPT, **kind.variables, **disk})
+        fits = ["1024" if argument == "2048" else argument for argument in kind.arguments]
+        beside = Ours("beside", folder / "beside", [str(other), *fits], {**KEPT, **kind.variables, **disk})
     with ExitStack() as stack:
         for server in (kept, cold):
             stack.callback(server.stop)

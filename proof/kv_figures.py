@@ -22,7 +22,7 @@ from localllm.bench.serving.servers.listening import free_port
 from localllm.errors import LocalLLMError
 from localllm.models.catalog import DEFAULT_ALIAS
 from localllm.runtime.config import LoadConfig
-from proof import kv_measures, kv_streams
+from proof import kv_measures, kv_restore, kv_streams
 from proof.kv_measures import Part, Rounds, told
 from proof.kv_sides import Other, Ours, Server, TokenPrompts
 from proof.output import MEASURED, header, model_path, tell, write_json
@@ -92,6 +92,8 @@ def parts(plan: Plan, folder: Path, rounds: Rounds, off: Ours) -> Iterator[tuple
     yield "restarts", lambda: kv_measures.restarts(rounds, 2, 1, max(1, n // 2))
     yield "chat", lambda: kv_measures.growing_chat(rounds, stories(3, 14))
     yield "end of others", lambda: ended(rounds)
+    yield "speed", lambda: kv_restore.restore_speed(plan.model, folder / "speed", draw.fresh(kv_restore.N_TOKENS), 8)
+    yield "room", lambda: kv_restore.default_room(plan.model, folder)
     yield "never", lambda: kv_streams.never_hits(kept, off, draw, plan.n_pairs, "new server")
     yield "restored", lambda: kv_streams.restored_beside(kept, draw, max(3, plan.n_pairs // 2))
     yield "written", lambda: kv_streams.written_beside(kept, off, draw, max(2, plan.n_pairs // 3))

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from localllm.bench.client.calls import Target
+from localllm.models.hashes import sha256_of
+from localllm.models.store import Store
 from proof.peers import Peer, Wanted, running
 from proof.prompts import stories
 from proof.serving import Serving
@@ -46,7 +48,10 @@ class Server(Protocol):
 
 @dataclass(slots=True)
 class Ours:
-    """`localllm serve` in a folder of its own, which it finds again when it is started anew."""
+    """`localllm serve` in a folder of its own, which it finds again when it is started anew.
+
+    `arguments` begin with the path of the model.
+    """
 
     name: str
     folder: Path
@@ -71,6 +76,8 @@ class Ours:
         """Start it; what it said before is set aside."""
         if self._n_starts:
             self.serving.log.rename(self.folder / f"serve-{self._n_starts}.log")
+        else:  # only the KV of a model whose hash is known goes to disk
+            sha256_of(Path(self.arguments[0]), Store(Path(self.variables.get("LOCALLLM_HOME", self.folder / "home"))))
         self._n_starts += 1
         self._serving = Serving(self.folder, self.arguments, self.variables).__enter__()
 
@@ -78,6 +85,12 @@ class Ours:
         """End it properly."""
         if self._serving is not None:
             self._serving.stop()
+
+    @property
+    def pool_tokens(self) -> int:
+        """The cells of its pool."""
+        (model,) = json.loads(text(self.serving.target(), "/v1/models"))["data"]
+        return int(model["meta"]["n_ctx"])
 
     def samples(self) -> dict[str, float]:
         """Return what /metrics tells, by the names without labels: those of several samples added up."""
