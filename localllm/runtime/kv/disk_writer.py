@@ -233,7 +233,7 @@ class Writer:
         """Put a block on disk, whole or not at all. Raises OSError."""
         parts = file_parts(write.block, write.blob, write.prefix_tokens)
         n_bytes = sum(map(len, parts))
-        if not self._is_prepared:
+        if not self._is_prepared or not files.is_folder(self._folder):  # somebody may have deleted it
             self._prepare_folder()
         if time.monotonic() - self._swept_s > _SWEEP_S or self._unswept_bytes > self._sweep_bytes:
             self._sweep()
@@ -245,7 +245,7 @@ class Writer:
         used_s = time.time()
         try:
             self._put(path, parts, used_s - write.block.start * _CHAIN_GRAIN_S)
-        except FileNotFoundError:  # somebody deleted the folder
+        except FileNotFoundError:  # deleted in this moment
             self._prepare_folder()
             self._put(path, parts, used_s - write.block.start * _CHAIN_GRAIN_S)
         if write.is_pinned:
