@@ -24,7 +24,7 @@ from localllm.runtime.kv.ram import Note
 from localllm.runtime.service import Service
 from localllm.runtime.stream import collect
 from localllm.runtime.types import ChatRequest, CompletionRequest, EmbeddingRequest, GenerationOptions
-from tests.fake_engine import SPEC, TEMPLATE, FakeEngine, endless_token, fake_service
+from tests.fake_engine import SPEC, TEMPLATE, FakeEngine, endless_token, fake_service, next_token
 from tests.runtime.harness import SPECS
 
 WAIT_S = 20.0
@@ -445,6 +445,15 @@ def test_clearing_leaves_nothing(make: Making, tmp_path: Path) -> None:
         told = explain(service, text)
         assert (told.reason, told.n_held_tokens) == ("never_seen", 0)
     assert run(service, HARBOUR * 4) == {}
+
+
+def test_clearing_forgets_what_was_generated(make: Making) -> None:
+    service = make(script=next_token)
+    collect(service.submit(ChatRequest(({"role": "user", "content": HARBOUR},), GenerationOptions(max_tokens=20))))
+    assert service._answers is not None
+    assert service._answers.n_bytes > 0
+    service.clear_cache()
+    assert service._answers.n_bytes == 0
 
 
 def test_clearing_beside_work_loses_no_answer(make: Making) -> None:
