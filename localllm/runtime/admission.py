@@ -60,7 +60,7 @@ class Admission:
             is_newcomer = waiter.run.client not in clients
             if len(running) >= (n_most if is_newcomer else self._n_seats) or (is_short and not is_newcomer):
                 continue
-            leader = self._room.leader_of(waiter, self._min_wait_tokens)
+            leader = self._room.prefixes.leader_of(waiter, self._min_wait_tokens)
             if leader is not None:
                 waiter.phase = Phase.WAITING_PREFIX
             elif self._seat(waiter, running, is_newcomer):

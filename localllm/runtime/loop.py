@@ -190,7 +190,10 @@ class EngineLoop:
         results = self.engine.edit(plan.edits)
         put_back = [r.n_valid - e.start for e, r in zip(plan.edits, results, strict=True) if isinstance(e, Restore)]
         if put_back:
-            self._observe_restores([n_tokens for n_tokens in put_back if n_tokens > 0], time.perf_counter() - started_s)
+            elapsed_s = time.perf_counter() - started_s
+            self._observe_restores([n_tokens for n_tokens in put_back if n_tokens > 0], elapsed_s)
+            for run in {id(s.run): s.run for s in plan.restoring}.values():
+                run.timeline.add("restore", elapsed_s)
         return results
 
     def _observe_restores(self, n_tokens: list[int], elapsed_s: float) -> None:

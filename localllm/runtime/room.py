@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 
 from localllm.runtime.cost import StepCost
 from localllm.runtime.engine import (
@@ -25,29 +24,14 @@ from localllm.runtime.engine import (
 )
 from localllm.runtime.kv.blocks import Block
 from localllm.runtime.kv.exports import Exports
-from localllm.runtime.kv.prefix_cache import PrefixCache, PrefixHit
-from localllm.runtime.kv.tiers import CutRule, Link, Tiers
+from localllm.runtime.kv.tiers import Link, Tiers
 from localllm.runtime.metrics import RuntimeStats
-from localllm.runtime.sequence import Phase, Sequence
+from localllm.runtime.prefixes import Prefixes
+from localllm.runtime.sequence import Sequence
 from localllm.runtime.slots import Checkpoint, Cut, Slot, Slots, usable_cut
 
 _CHECKPOINTS_PER_SLOT = 4
 _RETAINED_SHARE = 0.02  # of a step's time, that retained cells may cost those at work
-
-
-@dataclass(frozen=True, slots=True)
-class Prospect:
-    """What a sequence would begin with if it were seated now: `n_device` tokens, then `links`.
-
-    `n_held`: leading tokens that some slot holds, usable or not; `n_coming`: that a running sequence will
-    soon have computed. `used_s`: when the slot was last used (monotonic seconds), None where it is at work.
-    """
-
-    n_device: int
-    links: tuple[Link, ...]
-    n_held: int
-    n_coming: int
-    used_s: float | None
 
 
 class Room:
@@ -60,8 +44,9 @@ class Room:
         self._tiers = tiers
         self._cost = cost
         self._stats = stats
-        self._cache = PrefixCache()
-        self._tenants: dict[int, Sequence] = {}
+        self.prefixes = Prefixes(spec, self.slots, tiers, cost)
+        self._cache = self.prefixes.index
+        self._tenants = self.prefixes.tenants
         self._edits: list[Edit] = []
         self._restored: dict[int, Block] = {}  # by the identity of the edit that puts it back
         self._text_tokens = 0  # of the text on the spare slot
@@ -92,7 +77,7 @@ class Room:
         A retained slot that matches whole is taken over, any other match is copied. What only a tier has is
         put back in the steps that follow.
         """
-        source, cut, links = self._best_start(sequence)
+        source, cut, links = self.prefixes.best_start(sequence)
         retained = source is not None and self.slots.is_retained(source)
         if source is not None and retained and cut.n_tokens == source.n_held:
             slot: Slot | None = self._take_over(source, cut)
@@ -108,7 +93,7 @@ class Room:
         sequence.n_device = slot.n_held
         sequence.links = sequence.restoring = links if links and links[0].block.start == slot.n_held else ()
         self._tenants[slot.id] = sequence
-        self._cache.insert(sequence.run.root, slot.id, sequence.tokens[: self._n_shareable(sequence)])
+        self._cache.insert(sequence.run.root, slot.id, sequence.tokens[: self.prefixes.n_shareable(sequence)])
         self.exports.seated(sequence)
         return True
 
@@ -127,52 +112,11 @@ class Room:
             self.slots.cut(slot, link.end)
         return True
 
-    def leader_of(self, sequence: Sequence, min_gain_tokens: int) -> Sequence | None:
-        """Return the sequence whose prefill will soon hold a longer prefix of this one than anyone does now.
-
-        Choices of one request always wait, others for `min_gain_tokens`. Where prefixes cannot be cut,
-        the leader is told to stop and take a checkpoint at the fork.
-        """
-        hits = self._hits(sequence)
-        n_device = self._best_source(sequence, hits)[1].n_tokens
-        for hit in hits:
-            leader = self._tenants.get(hit.slot)
-            n_soon = self._aligned(min(hit.n_common, self._n_reusable(sequence)))
-            if leader is None or n_soon <= leader.n_computed:
-                continue
-            if leader.phase is Phase.RESTORING:  # a copy of what it puts back costs no second set of cells
-                n_soon = min(n_soon, leader.links[-1].end if leader.links else 0)
-            elif leader.phase is not Phase.PREFILL:
-                continue
-            n_worth = 1 if leader.run is sequence.run else min_gain_tokens
-            if n_soon - n_device < n_worth:
-                continue
-            if leader.phase is Phase.RESTORING:
-                return leader
-            if n_soon - self._known_tokens(sequence) >= n_worth:
-                leader.cuts.add(n_soon)
-                return leader
-        return None
-
-    def count_use(self, sequence: Sequence) -> None:
-        """Tell the tiers that a sequence begins with blocks that it did not compute."""
-        n_held, chain = sequence.n_computed, sequence.lookup.chain
-        if not n_held or sequence.run.cache == "off" or not self._tiers.is_on:
-            return
-        if self._tiers.rule is CutRule.WHOLE:
-            keys = [chain.whole(sequence.tokens, n_held).key]
-        else:
-            chain.extend(sequence.tokens)
-            keys = chain.keys[: n_held // self._tiers.block_tokens]
-            if sequence.restoring and sequence.restoring[-1].block.key not in keys[-1:]:
-                keys.append(sequence.restoring[-1].block.key)
-        self._tiers.used(keys, is_private=sequence.run.is_private)
-
     def fits(self, sequence: Sequence, without: Collection[Sequence] = ()) -> bool:
         """Say whether the whole sequence finds cells beside what runs (but those `without`), once all that
         is retained is evicted.
         """
-        source, cut = self._best_source(sequence)
+        source, cut = self.prefixes.best_source(sequence)
         tenant = self._tenants.get(source.id) if source is not None else None
         shares = self.spec.copy_shares_memory and tenant is not None and tenant not in without
         n_needed = sequence.n_tokens + 1 - (cut.n_tokens if shares else 0)
@@ -230,18 +174,6 @@ class Room:
             if self.slots.frees_cells(slot) and (self.exports.is_safe(slot) or (may_export and self._rescue(slot))):
                 self._clear(slot)
 
-    def prospect(self, sequence: Sequence) -> Prospect:
-        """Return what a sequence would begin with, changing nothing."""
-        source, cut, links = self._best_start(sequence)
-        n_held = n_coming = 0
-        for hit in self._hits(sequence):
-            tenant = self._tenants.get(hit.slot)
-            n_held = max(n_held, min(hit.n_common, self.slots[hit.slot].n_held))
-            if tenant is not None and tenant.phase in (Phase.PREFILL, Phase.RESTORING):
-                n_coming = max(n_coming, min(hit.n_common, sequence.n_tokens - 1))
-        used_s = source.used_s if source is not None and self.slots.is_retained(source) else None
-        return Prospect(cut.n_tokens, links, n_held, n_coming, used_s)
-
     def clear_retained(self) -> int:
         """Clear every retained slot, whatever is lost with it; return the cells that this frees."""
         n_used = self.slots.used_cells
@@ -251,10 +183,10 @@ class Room:
 
     def retire(self, sequence: Sequence) -> None:
         """Keep what a sequence's slot holds, for whoever comes with the same prefix, unless it wants nothing kept."""
+        n_kept = self.prefixes.n_kept(sequence)
         slot = self._leave(sequence)
         if slot is None:
             return
-        n_kept = self._aligned(min(slot.n_held, self._n_shareable(sequence)))
         cut = Cut(n_kept) if n_kept == slot.n_held else usable_cut(self.spec, slot, n_kept, can_take_over=True)
         if cut.n_tokens == 0 or sequence.run.cache == "off":
             self._clear(slot)
@@ -317,75 +249,9 @@ class Room:
         segments = {id(seg): seg.n_tokens for s in running if s.slot for seg in s.slot.segments}
         return sum(segments.values()) + sum(s.n_tokens - s.n_computed for s in running) + self._text_tokens
 
-    def _hits(self, sequence: Sequence) -> list[PrefixHit]:
-        """Return the slots that hold a prefix of the sequence and may serve it."""
-        return [hit for hit in self._cache.match(sequence.run.root, sequence.tokens) if self._may_serve(hit, sequence)]
-
-    def _may_serve(self, hit: PrefixHit, sequence: Sequence) -> bool:
-        """Say whether a slot's prefix is for this sequence: what wants nothing kept serves its own request alone."""
-        tenant = self._tenants.get(hit.slot)
-        if tenant is not None and tenant.run is sequence.run:
-            return True
-        return sequence.run.reuse_prefix and (tenant is None or tenant.run.cache != "off")
-
-    def _best_source(self, sequence: Sequence, hits: list[PrefixHit] | None = None) -> tuple[Slot | None, Cut]:
-        best: tuple[Slot | None, Cut] = (None, Cut(0))
-        for hit in self._hits(sequence) if hits is None else hits:
-            slot = self.slots[hit.slot]
-            n_common = self._aligned(min(hit.n_common, self._n_reusable(sequence)))
-            cut = usable_cut(self.spec, slot, n_common, self.slots.is_retained(slot))
-            is_whole = cut.n_tokens == slot.n_held and self.slots.is_retained(slot)
-            if cut.n_tokens > best[1].n_tokens or (is_whole and cut.n_tokens == best[1].n_tokens > 0):
-                best = (slot, cut)
-        return best
-
-    def _best_start(self, sequence: Sequence) -> tuple[Slot | None, Cut, tuple[Link, ...]]:
-        """Return the slot to begin from, how much of it, and what to put back after that."""
-        source, cut = self._best_source(sequence)
-        links = tuple(link for link in self._known(sequence) if link.end > cut.n_tokens)
-        if not links or not self._cost.restore_pays(links[-1].end - cut.n_tokens, self.slots.used_cells):
-            return source, cut, ()
-        start = links[0].block.start
-        if start == cut.n_tokens:
-            return source, cut, links
-        if source is None or start == 0:
-            return None, Cut(0), links
-        shorter = usable_cut(self.spec, source, start, self.slots.is_retained(source))
-        if shorter.n_tokens == start:
-            return source, shorter, links
-        return None, Cut(0), self._known(sequence)
-
-    def _known(self, sequence: Sequence) -> tuple[Link, ...]:
-        """Return what the tiers know of a sequence, as far as it may be used."""
-        if not sequence.run.reuse_prefix or not self._tiers.is_on:
-            return ()
-        links = self._tiers.match(sequence.lookup, sequence.tokens, self._n_reusable(sequence))
-        if self.spec.cut_tokens:  # whole blocks up to a cut: what lies between two cuts was computed otherwise
-            end = self._aligned(links[-1].end if links else 0)
-            links = tuple(link for link in links if link.end <= end)
-        return links
-
-    def _known_tokens(self, sequence: Sequence) -> int:
-        links = self._known(sequence)
-        return links[-1].end if links else 0
-
-    def _n_reusable(self, sequence: Sequence) -> int:
-        """Return how many of its tokens a sequence may take from elsewhere: one at least is left to run."""
-        if self.spec.cut_tokens:
-            return self._aligned(min(sequence.n_prompt, sequence.n_tokens) - 1)
-        return sequence.n_tokens - 1
-
-    def _n_shareable(self, sequence: Sequence) -> int:
-        """Return how many of its tokens others may take from a sequence, once they are computed."""
-        return self._n_reusable(sequence) if self.spec.cut_tokens else sequence.n_tokens
-
     def _rescue(self, slot: Slot) -> bool:
         """Have a slot exported that is to be cleared; False = not all of it, or not now."""
         return not self._is_unsettled(slot) and not self.has_text and self.exports.rescue(slot)
-
-    def _aligned(self, n_tokens: int) -> int:
-        """Return how many of the first `n_tokens` may be reused on an engine that is bit-exact only at its cuts."""
-        return n_tokens // self.spec.cut_tokens * self.spec.cut_tokens if self.spec.cut_tokens else n_tokens
 
     def _is_unsettled(self, slot: Slot) -> bool:
         """Say whether the engine does not hold yet what the ledger says of a slot."""

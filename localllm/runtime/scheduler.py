@@ -29,8 +29,9 @@ from localllm.runtime.kv.restores import Restores
 from localllm.runtime.kv.tiers import Tiers, no_tiers
 from localllm.runtime.metrics import RuntimeStats
 from localllm.runtime.plan import PlannedItem, StepPlan
+from localllm.runtime.prefixes import Prospect
 from localllm.runtime.readers import Readers
-from localllm.runtime.room import Prospect, Room
+from localllm.runtime.room import Room
 from localllm.runtime.rows import RowPlanner
 from localllm.runtime.sequence import Embedding, Phase, RequestRun, Sequence
 from localllm.runtime.stream import EventSink
@@ -80,7 +81,7 @@ class Scheduler:
 
     def prospect(self, sequence: Sequence) -> Prospect:
         """Return what a sequence would begin with if it were seated now. It stays as it is."""
-        return self._room.prospect(sequence)
+        return self._room.prefixes.prospect(sequence)
 
     def clear_retained(self) -> int:
         """Clear what is kept of sequences that have ended; return the cells that this frees."""
@@ -290,7 +291,7 @@ class Scheduler:
                 self.stats.count_cached(cached)
             self.stats.n_recomputed_tokens += max(0, sequence.n_lost - sequence.n_computed)
             sequence.n_lost = 0
-            self._room.count_use(sequence)
+            self._room.prefixes.count_use(sequence)
         return bool(ready)
 
     @property

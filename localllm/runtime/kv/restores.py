@@ -54,7 +54,6 @@ class Restores:
     def _finish(self, sequence: Sequence) -> None:
         """Let a sequence compute what is left."""
         sequence.phase = Phase.PREFILL
-        sequence.run.timeline.add("restore", time.monotonic() - sequence.seated_s)
         self._tiers.forget(sequence.lookup)
 
     def _n_tokens(self, decoding: Seq[Sequence]) -> int:

@@ -1,0 +1,165 @@
+"""What a sequence could begin with: prefixes that slots hold or are computing, and blocks that the tiers know.
+
+Looks, and changes nothing but the index. Used by the engine's thread alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from localllm.runtime.cost import StepCost
+from localllm.runtime.engine import EngineSpec
+from localllm.runtime.kv.prefix_cache import PrefixCache, PrefixHit
+from localllm.runtime.kv.tiers import CutRule, Link, Tiers
+from localllm.runtime.sequence import Phase, Sequence
+from localllm.runtime.slots import Cut, Slot, Slots, usable_cut
+
+
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """What a sequence would begin with if it were seated now: `n_device` tokens, then `links`.
+
+    `n_held`: leading tokens that some slot holds, usable or not; `n_coming`: that a running sequence will
+    soon have computed. `used_s`: when the slot was last used (monotonic seconds), None where it is at work.
+    """
+
+    n_device: int
+    links: tuple[Link, ...]
+    n_held: int
+    n_coming: int
+    used_s: float | None
+
+
+class Prefixes:
+    """Finds the longest prefix of a sequence. `index` and `tenants` (who sits in which slot) are kept by `Room`."""
+
+    def __init__(self, spec: EngineSpec, slots: Slots, tiers: Tiers, cost: StepCost) -> None:
+        self.index = PrefixCache()
+        self.tenants: dict[int, Sequence] = {}
+        self._spec = spec
+        self._slots = slots
+        self._tiers = tiers
+        self._cost = cost
+
+    def leader_of(self, sequence: Sequence, min_gain_tokens: int) -> Sequence | None:
+        """Return the sequence whose prefill will soon hold a longer prefix of this one than anyone does now.
+
+        Choices of one request always wait, others for `min_gain_tokens`. Where prefixes cannot be cut,
+        the leader is told to stop and take a checkpoint at the fork.
+        """
+        hits = self._hits(sequence)
+        n_device = self.best_source(sequence, hits)[1].n_tokens
+        for hit in hits:
+            leader = self.tenants.get(hit.slot)
+            n_soon = self._aligned(min(hit.n_common, self._n_reusable(sequence)))
+            if leader is None or n_soon <= leader.n_computed:
+                continue
+            if leader.phase is Phase.RESTORING:  # a copy of what it puts back costs no second set of cells
+                n_soon = min(n_soon, leader.links[-1].end if leader.links else 0)
+            elif leader.phase is not Phase.PREFILL:
+                continue
+            n_worth = 1 if leader.run is sequence.run else min_gain_tokens
+            if n_soon - n_device < n_worth:
+                continue
+            if leader.phase is Phase.RESTORING:
+                return leader
+            if n_soon - self._known_tokens(sequence) >= n_worth:
+                leader.cuts.add(n_soon)
+                return leader
+        return None
+
+    def prospect(self, sequence: Sequence) -> Prospect:
+        """Return what a sequence would begin with, changing nothing."""
+        source, cut, links = self.best_start(sequence)
+        n_held = n_coming = 0
+        for hit in self._hits(sequence):
+            tenant = self.tenants.get(hit.slot)
+            n_held = max(n_held, min(hit.n_common, self._slots[hit.slot].n_held))
+            if tenant is not None and tenant.phase in (Phase.PREFILL, Phase.RESTORING):
+                n_coming = max(n_coming, min(hit.n_common, sequence.n_tokens - 1))
+        used_s = source.used_s if source is not None and self._slots.is_retained(source) else None
+        return Prospect(cut.n_tokens, links, n_held, n_coming, used_s)
+
+    def count_use(self, sequence: Sequence) -> None:
+        """Tell the tiers that a sequence begins with blocks that it did not compute."""
+        n_held, chain = sequence.n_computed, sequence.lookup.chain
+        if not n_held or sequence.run.cache == "off" or not self._tiers.is_on:
+            return
+        if self._tiers.rule is CutRule.WHOLE:
+            keys = [chain.whole(sequence.tokens, n_held).key]
+        else:
+            chain.extend(sequence.tokens)
+            keys = chain.keys[: n_held // self._tiers.block_tokens]
+            if sequence.restoring and sequence.restoring[-1].block.key not in keys[-1:]:
+                keys.append(sequence.restoring[-1].block.key)
+        self._tiers.used(keys, is_private=sequence.run.is_private)
+
+    def best_source(self, sequence: Sequence, hits: list[PrefixHit] | None = None) -> tuple[Slot | None, Cut]:
+        best: tuple[Slot | None, Cut] = (None, Cut(0))
+        for hit in self._hits(sequence) if hits is None else hits:
+            slot = self._slots[hit.slot]
+            n_common = self._aligned(min(hit.n_common, self._n_reusable(sequence)))
+            cut = usable_cut(self._spec, slot, n_common, self._slots.is_retained(slot))
+            is_whole = cut.n_tokens == slot.n_held and self._slots.is_retained(slot)
+            if cut.n_tokens > best[1].n_tokens or (is_whole and cut.n_tokens == best[1].n_tokens > 0):
+                best = (slot, cut)
+        return best
+
+    def best_start(self, sequence: Sequence) -> tuple[Slot | None, Cut, tuple[Link, ...]]:
+        """Return the slot to begin from, how much of it, and what to put back after that."""
+        source, cut = self.best_source(sequence)
+        links = tuple(link for link in self._known(sequence) if link.end > cut.n_tokens)
+        if not links or not self._cost.restore_pays(links[-1].end - cut.n_tokens, self._slots.used_cells):
+            return source, cut, ()
+        start = links[0].block.start
+        if start == cut.n_tokens:
+            return source, cut, links
+        if source is None or start == 0:
+            return None, Cut(0), links
+        shorter = usable_cut(self._spec, source, start, self._slots.is_retained(source))
+        if shorter.n_tokens == start:
+            return source, shorter, links
+        return None, Cut(0), self._known(sequence)
+
+    def n_shareable(self, sequence: Sequence) -> int:
+        """Return how many of its tokens others may take from a sequence, once they are computed."""
+        return self._n_reusable(sequence) if self._spec.cut_tokens else sequence.n_tokens
+
+    def n_kept(self, sequence: Sequence) -> int:
+        """Return how many of the tokens that its slot holds may serve others once it has ended."""
+        return self._aligned(min(sequence.n_computed, self.n_shareable(sequence)))
+
+    def _hits(self, sequence: Sequence) -> list[PrefixHit]:
+        """Return the slots that hold a prefix of the sequence and may serve it."""
+        return [hit for hit in self.index.match(sequence.run.root, sequence.tokens) if self._may_serve(hit, sequence)]
+
+    def _may_serve(self, hit: PrefixHit, sequence: Sequence) -> bool:
+        """Say whether a slot's prefix is for this sequence: what wants nothing kept serves its own request alone."""
+        tenant = self.tenants.get(hit.slot)
+        if tenant is not None and tenant.run is sequence.run:
+            return True
+        return sequence.run.reuse_prefix and (tenant is None or tenant.run.cache != "off")
+
+    def _known(self, sequence: Sequence) -> tuple[Link, ...]:
+        """Return what the tiers know of a sequence, as far as it may be used."""
+        if not sequence.run.reuse_prefix or not self._tiers.is_on:
+            return ()
+        links = self._tiers.match(sequence.lookup, sequence.tokens, self._n_reusable(sequence))
+        if self._spec.cut_tokens:  # whole blocks up to a cut: what lies between two cuts was computed otherwise
+            end = self._aligned(links[-1].end if links else 0)
+            links = tuple(link for link in links if link.end <= end)
+        return links
+
+    def _known_tokens(self, sequence: Sequence) -> int:
+        links = self._known(sequence)
+        return links[-1].end if links else 0
+
+    def _n_reusable(self, sequence: Sequence) -> int:
+        """Return how many of its tokens a sequence may take from elsewhere: one at least is left to run."""
+        if self._spec.cut_tokens:
+            return self._aligned(min(sequence.n_prompt, sequence.n_tokens) - 1)
+        return sequence.n_tokens - 1
+
+    def _aligned(self, n_tokens: int) -> int:
+        """Return how many of the first `n_tokens` may be reused on an engine that is bit-exact only at its cuts."""
+        return n_tokens // self._spec.cut_tokens * self._spec.cut_tokens if self._spec.cut_tokens else n_tokens
