@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from localllm.cli.keeping import tier_config
 from localllm.cli.options import CacheFlags, LoadFlags, SamplingFlags, WorkFlags
 from localllm.cli.prompt_input import argument_text
-from localllm.cli.units import parse_size
 from localllm.errors import UsageError
 from localllm.runtime.config import ANSWER_TOKENS
 
@@ -19,9 +18,6 @@ if TYPE_CHECKING:
 
 SERVER_FLUSH_S = 10.0
 """How long a server's model that is closed writes what it has kept in memory."""
-
-RAM_SHARE = 4
-"""A model keeps what it computed in a quarter of --max-memory, where nobody says how much."""
 
 SAMPLING_NAMES = ("temperature", "top_p", "top_k", "min_p", "repeat_penalty")
 
@@ -62,9 +58,6 @@ def serving_config(
     if config.threads is None:
         config = replace(config, threads=mode.threads(default_threads))
     tiers = tier_config(cache, flush_s=SERVER_FLUSH_S, keeps_all=True)
-    if work.max_memory is not None and tiers.ram_bytes is None:
-        share = parse_size("--max-memory", work.max_memory) // RAM_SHARE
-        tiers = replace(tiers, ram_bytes=share)
     return config, replace(mode.runtime, max_waiting=work.queue, tiers=tiers), mode.nice
 
 

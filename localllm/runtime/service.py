@@ -252,6 +252,10 @@ class Service:
         self._check_alive()
         return self._caches.clear()
 
+    def limit_ram(self, limit_bytes: int) -> None:
+        """Keep KV in at most so much RAM from now on."""
+        self._tiers.limit_ram(limit_bytes)
+
     def stats(self) -> RuntimeStats:
         """Return a copy of the runtime's counters."""
         return replace(self._scheduler.stats)

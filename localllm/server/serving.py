@@ -23,6 +23,7 @@ from localllm.worker.supervisor import Supervisor, SupervisorSettings
 
 _EXIT_CODES: Final = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 _LOOK_EVERY_S: Final = 0.02
+_SILENT_S: Final = 1.0
 _CUT_SHARE: Final = 0.8  # of the drain's time: then streams still at work are told that it ends
 
 
@@ -79,7 +80,7 @@ class _Run:
             await self._drain(state, local)
         finally:
             await local.close()
-            await supervisor.close()
+            await self._end(supervisor, log)
             await listener.close()
             log.close()
         return self._exit_code
@@ -104,6 +105,19 @@ class _Run:
             cut(draining(timeout_s))
         if not self._at_once.is_set():
             await self._idle(state, local, timeout_s * (1 - _CUT_SHARE) / 2)
+
+    async def _end(self, supervisor: Supervisor, log: RequestLog) -> None:
+        """End the models, with what they keep on disk; after a second signal at once."""
+        closing = asyncio.ensure_future(supervisor.close())
+        hurried = asyncio.ensure_future(self._at_once.wait())
+        await asyncio.wait({closing, hurried}, timeout=_SILENT_S, return_when=asyncio.FIRST_COMPLETED)
+        if not (closing.done() or hurried.done()):
+            log.note("info", "writing to disk what was computed of prompts; another signal ends that")
+            await asyncio.wait({closing, hurried}, return_when=asyncio.FIRST_COMPLETED)
+        hurried.cancel()
+        if not closing.done():
+            supervisor.hurry()
+        await closing
 
     async def _idle(self, state: ServerState, local: LocalServer, timeout_s: float) -> None:
         """Wait until nothing is at work, for a while; not at all after a second signal."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 
@@ -37,6 +37,12 @@ class Detokenize(msgspec.Struct, forbid_unknown_fields=True):
     tokens: list[int]
 
 
+class RamLimit(msgspec.Struct, forbid_unknown_fields=True):
+    """Argument of "limit_ram"."""
+
+    limit_bytes: Annotated[int, msgspec.Meta(ge=0)]
+
+
 class Prompt(msgspec.Struct, forbid_unknown_fields=True):
     """Argument of "template", "prompt_tokens", "explain", "document" and "kept": a request as `Submit` holds it."""
 
@@ -61,6 +67,7 @@ class Calls:
             "kept": lambda argument: dict(service.kept(_prompt(argument))),
             "cache_stats": lambda argument: service.cache_stats(),
             "clear_cache": lambda argument: service.clear_cache(),
+            "limit_ram": lambda argument: service.limit_ram(_argument(argument, RamLimit).limit_bytes),
         }
         self._quick: Mapping[str, Callable[[Any], Any]] = {"stats": self._stats}
 

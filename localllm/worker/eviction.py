@@ -14,6 +14,7 @@ RESERVED_S = 1.0
 """How long a model that was just asked for is not unloaded."""
 
 _RETRY_AFTER_S = 5
+_TIER_SHARE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,12 @@ def make_room(need_bytes: int, held: Sequence[Held], limit_bytes: int, now_s: fl
         f"stay loaded take {_gb(pinned_bytes)}.",
         "raise --max-memory, or name fewer models at start",
     )
+
+
+def tier_bytes(limit_bytes: int, model_bytes: Sequence[int]) -> int:
+    """Return how much RAM each of these models may keep KV in: an equal part of what they leave, at most a quarter."""
+    left_bytes = limit_bytes - sum(model_bytes)
+    return max(0, min(limit_bytes // _TIER_SHARE, left_bytes // max(1, len(model_bytes))))
 
 
 def unused(held: Sequence[Held], keep_alive_s: float, now_s: float) -> tuple[str, ...]:

@@ -11,12 +11,14 @@ from typing import Any
 from localllm.errors import LocalLLMError, Unavailable, WorkerDied
 from localllm.runtime.types import Request
 from localllm.worker.event_stream import EventStream
+from localllm.worker.lifecycle import STEP_S
 from localllm.worker.link import CONNECTION_ENDED, STOPPED, Link
 from localllm.worker.process import WorkerProcess
 from localllm.worker.protocol import Load
 from localllm.worker.watchdog import LoadWatch, Sight, Watchdog, is_overdue
 
 _DYING_S = 0.5
+_LOOK_S = 0.2
 _STRAGGLERS_S = 0.2
 
 StartProcess = Callable[[Callable[[], None]], WorkerProcess]
@@ -34,15 +36,25 @@ class Worker:
     """
 
     def __init__(
-        self, name: str, start: StartProcess, log: Callable[[str, str], None], watchdog_s: float, load: Load
+        self,
+        name: str,
+        start: StartProcess,
+        log: Callable[[str, str], None],
+        watchdog_s: float,
+        load: Load,
+        keep_s: float = 0.0,
     ) -> None:
-        """Start the process; `load` is what the method `load` tells it. Raises OSError."""
+        """Start the process; `load` is what the method `load` tells it. Raises OSError.
+
+        `keep_s`: how long it may put on disk what it has kept, when it is stopped.
+        """
         self.name = name
         self.model: Mapping[str, Any] = {}
         self.is_hung = False
         self.on_death: Callable[[], None] = _ignore
         self.link = Link(log, self._link_ended)
         self._load = load
+        self._keep_s = keep_s
         self._ended = asyncio.Event()
         self._watchdog = Watchdog(watchdog_s)
         self._tick: asyncio.TimerHandle | None = None
@@ -133,6 +145,8 @@ class Worker:
     async def gone(self) -> int:
         """Wait for the end of a process that is dying, or is made to. Return its code (negative: a signal)."""
         ends_by_itself = self.link.end_reason in (CONNECTION_ENDED, STOPPED)
+        if self.link.end_reason == STOPPED and self.model and self._keep_s:
+            await self._keeps()
         return await self._process.wait(_DYING_S if ends_by_itself else 0.0)
 
     def end(self, error: LocalLLMError) -> None:
@@ -145,6 +159,10 @@ class Worker:
         self.end(error)
         await self.gone()
         self.dispose()
+
+    def kill(self) -> None:
+        """End it at once, whatever it is at or still has to keep. Idempotent."""
+        self._process.kill()
 
     def dying_step(self) -> list[bytes]:
         """Return the fingerprints of the requests that were in the step in which it died."""
@@ -163,6 +181,14 @@ class Worker:
             if timer is not None:
                 timer.cancel()
         self._process.dispose()
+
+    async def _keeps(self) -> None:
+        """Wait while it puts on disk what it has kept; not for one that is stuck in a step."""
+        begun_s = time.monotonic()
+        while not await self._process.has_ended(_LOOK_S):
+            passed_s = time.monotonic() - begun_s
+            if passed_s > STEP_S + self._keep_s or (passed_s > STEP_S and self._process.board.read().is_running):
+                return
 
     def _is_in_step(self) -> bool:
         board = self._process.board.read()

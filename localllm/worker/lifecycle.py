@@ -93,6 +93,18 @@ class Restarts:
         return BACKOFF_S[min(self.n_deaths, len(BACKOFF_S)) - 1]
 
 
+STEP_S = 3.0
+"""How long a worker that is asked to end may take for the step at work, before it counts as stuck."""
+
+_LAST_S = 2.0  # for the last exports, and to free the engine
+
+
+def keeping_s(runtime: RuntimeConfig) -> float:
+    """Return how long a worker may take to put on disk what it has kept, once its step is done; 0 without a disk."""
+    tiers = runtime.tiers
+    return tiers.flush_s + _LAST_S if tiers.disk_dir and tiers.disk_bytes != 0 else 0.0
+
+
 RETRY_FAILED_S = 30
 
 

@@ -2,7 +2,8 @@
 
 It is started by the supervisor, on a thread that outlives it (the kernel ends a worker with the thread
 that started it), with the two descriptors inherited. The first frame is `Load`; the process ends with
-its socket, whatever is computed then.
+its socket, whatever is computed then; only what is kept of prompts may go to disk before, for as long as the
+settings say.
 
 Threads: this one reads the socket; one loads and then waits for the engine's end; two prepare; the
 engine's own; one writes while the peer is slow.
@@ -18,7 +19,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
@@ -33,6 +34,7 @@ from localllm.worker.description import config_from_wire, describe_loaded, runti
 from localllm.worker.desk import Desk, refuse
 from localllm.worker.gate import Gate
 from localllm.worker.harden import harden, take_niceness
+from localllm.worker.lifecycle import STEP_S, keeping_s
 from localllm.worker.outgoing import Outgoing
 from localllm.worker.protocol import (
     Accepted,
@@ -93,6 +95,8 @@ class Worker:
         self._outgoing = Outgoing(sock)
         self._loading: threading.Thread | None = None
         self._desk: Desk | None = None
+        self._keep: Callable[[], None] = _nothing
+        self._is_ending = False
         tell_logs(self._outgoing)
 
     def serve(self) -> int:
@@ -104,6 +108,8 @@ class Worker:
             logger.error("the socket brought what is no frame of ours: %s", error)
             self._outgoing.drain(_LAST_WORDS_S)
             return EXIT_BAD_FRAME
+        self._is_ending = True
+        self._keep()
         return EXIT_ENDED
 
     def _handle(self, frame: AnyFrame) -> None:
@@ -133,9 +139,12 @@ class Worker:
         except BaseException as error:
             self._leave(failure(0, unexpected(error)), EXIT_FAILED)
         self._desk = Desk(service, self._outgoing, runtime.max_waiting)
+        self._keep = partial(close_in_time, service, self._watch, keeping_s(runtime))
         self._outgoing.send(Loaded(model))
         warm_up(service)
         service.wait_ended()
+        if self._is_ending:
+            return
         self._leave(Log("error", "the engine's thread has ended: the process ends with it"), EXIT_ENGINE_DIED)
 
     def _leave(self, last: Frame, code: int) -> NoReturn:
@@ -150,14 +159,17 @@ class BoardWatch:
 
     def __init__(self, board: StepBoard) -> None:
         self._board = board
+        self.is_running = False
 
     def began(self, runs: tuple[RequestRun, ...], expected_s: float | None) -> None:
         """Tell which requests are about to enter native code."""
+        self.is_running = True
         self._board.began([run.stream.number for run in runs if isinstance(run.stream, Delivery)], expected_s)
 
     def ended(self) -> None:
         """Tell that the step came back."""
         self._board.ended()
+        self.is_running = False
 
 
 def judge(gate: Gate, outgoing: Outgoing, run: RequestRun) -> None:
@@ -194,12 +206,27 @@ def warm_up(service: Service) -> None:
     gc.freeze()  # a collection of all that is loaded stops every thread for 10 ms
 
 
+def close_in_time(service: Service, watch: BoardWatch, keep_s: float) -> None:
+    """Let a model put on disk what it has kept; a step that is stuck, or a slow disk, ends the waiting."""
+    if not keep_s:
+        return
+    closing = threading.Thread(target=service.close, name="localllm-close", daemon=True)
+    closing.start()
+    closing.join(STEP_S)
+    if closing.is_alive() and not watch.is_running:
+        closing.join(keep_s)
+
+
 def received(sock: socket.socket) -> Iterator[AnyFrame]:
     """Yield frames until the peer is gone. Raises BadFrame."""
     reader = FrameReader()
     with contextlib.suppress(ConnectionError):
         while data := sock.recv(_RECEIVE_BYTES):
             yield from reader.feed(data)
+
+
+def _nothing() -> None:
+    """No model is loaded, so nothing is kept."""
 
 
 class _LogFrames(logging.Handler):

@@ -137,6 +137,13 @@ class WorkerProcess:
         """End it at once, whatever it is at (a stopped one too). Idempotent."""
         self._popen.kill()
 
+    async def has_ended(self, within_s: float) -> bool:
+        """Say whether it is gone, after at most `within_s`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._exited.wait()
+        return self._exited.is_set()
+
     async def wait(self, grace_s: float) -> int:
         """Wait until it is gone, by force after `grace_s`, and its last words were read. Return its code."""
         try:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
-from localllm.errors import ModelNotFound, Unavailable
+from localllm.errors import LocalLLMError, ModelNotFound, Unavailable
+from localllm.runtime.config import RuntimeConfig
 from localllm.worker import eviction, naming
 from localllm.worker.event_stream import EventStream
 from localllm.worker.eviction import Held
@@ -19,6 +22,7 @@ from localllm.worker.unit import ModelUnit, Surroundings
 __all__ = ["EventStream", "ModelEntry", "ModelState", "Supervisor", "SupervisorSettings", "Worker"]
 
 _STORE_READ_EVERY_S = 1.0
+_CALL_TIMEOUT_S = 2.0
 
 
 def log_nothing(level: str, text: str) -> None:
@@ -45,6 +49,7 @@ class Supervisor:
         self._store_read_s = -_STORE_READ_EVERY_S
         self._idle_check: asyncio.TimerHandle | None = None
         self._tasks = set[asyncio.Task[None]]()
+        self._ram_bytes = -1  # what each model may keep KV in, as it was last shared out
         self._is_closed = False
         self._around = Surroundings(
             settings, os.urandom(32), log, start_process, self._make_room, self._evict_one, self._plan_idle_check
@@ -64,8 +69,16 @@ class Supervisor:
         for key in self._named:
             self._units[key].begin()
 
+    def hurry(self) -> None:
+        """End at once what `close` is waiting for: what workers have not put on disk yet is lost."""
+        for unit in self._units.values():
+            unit.hurry()
+
     async def close(self) -> None:
-        """End every worker and wait until it is gone; requests end with an error. Idempotent."""
+        """End every worker and wait until it is gone; requests end with an error. Idempotent.
+
+        Workers put on disk what they keep of prompts before, in the time that the settings give.
+        """
         self._is_closed = True
         if self._idle_check is not None:
             self._idle_check.cancel()
@@ -164,16 +177,40 @@ class Supervisor:
             if unit is not besides and (unit.worker is not None or unit.memory_bytes)
         ]
 
-    async def _make_room(self, unit: ModelUnit) -> int:
-        """Unload what stands in the way of a model under --max-memory; return what it will take."""
-        limit_bytes = self._settings.max_memory_bytes
+    async def _make_room(self, unit: ModelUnit) -> RuntimeConfig:
+        """Unload what stands in the way of a model under --max-memory; return its runtime's settings.
+
+        How much of RAM it keeps KV in, where nobody says, is what is left then: no model has to go for that.
+        """
+        runtime, limit_bytes = self._settings.runtime, self._settings.max_memory_bytes
+        unit.memory_bytes = 0
         if limit_bytes is None:
-            return 0
-        need_bytes = await asyncio.to_thread(eviction.estimate_bytes, unit.known.path, self._settings.config)
-        need_bytes += self._settings.runtime.tiers.ram_bytes or 0
+            return runtime
+        tiers = runtime.tiers
+        need_bytes = await asyncio.to_thread(self._estimate_bytes, unit) + (tiers.ram_bytes or 0)
         unit.memory_bytes = need_bytes  # others that make room now have to count it
         await self._evict(eviction.make_room(need_bytes, self._held(besides=unit), limit_bytes, time.monotonic()))
-        return need_bytes
+        if tiers.ram_bytes is not None:
+            return runtime
+        return replace(runtime, tiers=replace(tiers, ram_bytes=await self._share_ram(limit_bytes)))
+
+    async def _share_ram(self, limit_bytes: int) -> int:
+        """Return how much each model may keep KV in, and tell it to those that are loaded."""
+        model_bytes = [one.memory_bytes for one in self._held()]
+        for unit in list(self._units.values()):
+            if unit.known.is_pinned and unit.is_to_come:
+                with contextlib.suppress(LocalLLMError):  # it is told when it is loaded
+                    model_bytes.append(await asyncio.to_thread(self._estimate_bytes, unit))
+        ram_bytes = eviction.tier_bytes(limit_bytes, model_bytes)
+        if ram_bytes != self._ram_bytes:
+            self._ram_bytes = ram_bytes
+            for worker in self.workers():
+                self._keep_task(asyncio.create_task(_limit_ram(worker, ram_bytes)))
+        return ram_bytes
+
+    def _estimate_bytes(self, unit: ModelUnit) -> int:
+        """Return about what a model takes, without what it keeps of prompts. Raises ModelRefused."""
+        return eviction.estimate_bytes(unit.known.path, self._settings.config)
 
     async def _evict_one(self, unit: ModelUnit) -> bool:
         """Unload the model that is missed least; say whether there was one."""
@@ -201,11 +238,20 @@ class Supervisor:
         for key in eviction.unused(self._held(), keep_alive_s, time.monotonic()):
             unit = self._units[key]
             self._around.log("info", f"{unit.known.name}: unloaded, not used for {keep_alive_s:g} s")
-            task = asyncio.create_task(unit.stop(Unavailable("The model was unloaded.", "send it again")))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._keep_task(asyncio.create_task(unit.stop(Unavailable("The model was unloaded.", "send it again"))))
         self._plan_idle_check()
+
+    def _keep_task(self, task: asyncio.Task[None]) -> None:
+        """Hold on to work that nobody awaits, until it is done."""
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _check_open(self) -> None:
         if self._is_closed:
             raise Unavailable("The server is stopping.", "start it again: localllm serve", retry_after_s=5)
+
+
+async def _limit_ram(worker: Worker, limit_bytes: int) -> None:
+    """Tell a worker how much RAM it may keep KV in; one that dies or hangs keeps nothing for long."""
+    with contextlib.suppress(LocalLLMError):
+        await worker.call("limit_ram", {"limit_bytes": limit_bytes}, timeout_s=_CALL_TIMEOUT_S)

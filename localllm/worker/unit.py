@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from localllm.errors import LocalLLMError, ModelNotFound, ModelRefused, NotEnoughMemory, Unavailable
 from localllm.models.system import resident_bytes
+from localllm.runtime.config import RuntimeConfig
 from localllm.worker.description import config_to_wire, runtime_to_wire
 from localllm.worker.handle import Gone, StartProcess, Worker
 from localllm.worker.lifecycle import (
@@ -20,6 +21,7 @@ from localllm.worker.lifecycle import (
     Restarts,
     SupervisorSettings,
     died_too_often,
+    keeping_s,
     not_yet,
     resting_place,
 )
@@ -39,7 +41,7 @@ _AT_REST = (ModelState.UNLOADED, ModelState.FAILED, ModelState.REFUSED)
 class Surroundings:
     """What a model needs of its supervisor.
 
-    `key`: for fingerprints. `make_room`: unloads others where the model needs it; returns what it will take.
+    `key`: for fingerprints. `make_room`: unloads others where the model needs it; returns its runtime's settings.
     `evict_one`: unloads the model that is missed least, and says whether there was one. `noticed`: called
     whenever it is used or changes its state. `turn`: held by who loads a model that did not run before, so
     that each sees the memory which is really left.
@@ -49,7 +51,7 @@ class Surroundings:
     key: bytes
     log: Callable[[str, str], None]
     start: StartProcess
-    make_room: Callable[[ModelUnit], Awaitable[int]]
+    make_room: Callable[[ModelUnit], Awaitable[RuntimeConfig]]
     evict_one: Callable[[ModelUnit], Awaitable[bool]]
     noticed: Callable[[], None]
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -91,6 +93,11 @@ class ModelUnit:
         """Say whether it is at work, or on its way into or out of another state."""
         is_moving = self.state not in (*_AT_REST, ModelState.READY)
         return is_moving or (self._current is not None and self._current.is_busy)
+
+    @property
+    def is_to_come(self) -> bool:
+        """Say whether it has not been given memory yet, and nothing speaks against it."""
+        return not self.memory_bytes and self.state in (ModelState.UNLOADED, ModelState.LOADING)
 
     @property
     def can_be_forgotten(self) -> bool:
@@ -167,6 +174,11 @@ class ModelUnit:
             self._stopping = asyncio.create_task(self._stop(error))
         await asyncio.shield(self._stopping)
 
+    def hurry(self) -> None:
+        """Wait for nothing more where it is stopping: what its worker has not kept yet is lost."""
+        if self._stopping is not None and self._current is not None:
+            self._current.kill()
+
     async def _stop(self, error: LocalLLMError) -> None:
         worker, task = self._current, self._task
         if worker is not None:
@@ -215,7 +227,7 @@ class ModelUnit:
         identity = self.known.identity()
         if not identity:
             raise ModelNotFound(f"The files of {self.known.name} are gone.", "localllm ls")
-        self.memory_bytes = await around.make_room(self)
+        runtime = await around.make_room(self)
         size_bytes = sum(size for size, _, _ in identity)
         while True:
             now_s = self._began_s = time.monotonic()
@@ -223,13 +235,15 @@ class ModelUnit:
                 str(self.known.path),
                 self.known.name,
                 config_to_wire(settings.config),
-                runtime_to_wire(settings.runtime),
+                runtime_to_wire(runtime),
                 around.key,
                 self._ledger.to_run_alone(now_s),
                 self._ledger.to_refuse(now_s),
                 settings.nice,
             )
-            worker = Worker(self.known.name, around.start, self._log_of_worker, settings.watchdog_s, order)
+            worker = Worker(
+                self.known.name, around.start, self._log_of_worker, settings.watchdog_s, order, keeping_s(runtime)
+            )
             self._current = worker
             try:
                 await worker.load(size_bytes)

@@ -63,7 +63,9 @@ class Stand:
                 self.call(frame)
 
     def load(self, load: protocol.Load) -> None:
-        plan = json.loads(Path(load.model).read_text())
+        self.model = Path(load.model)
+        plan = json.loads(self.model.read_text())
+        self.note_ram(load.runtime["tiers"]["ram_bytes"])
         if "switch" in plan and Path(plan["switch"]).exists():
             plan["load"] = Path(plan["switch"]).read_text()
         if "unless_alive" in plan and Path("/proc", Path(plan["unless_alive"]).read_text()).exists():
@@ -144,6 +146,13 @@ class Stand:
                 self.send(protocol.Failed(call.number, "invalid_request", "no", "yes", {"field": "x"}))
             case "silence":
                 pass
+            case "limit_ram":
+                self.note_ram(call.argument["limit_bytes"])
+                self.send(protocol.Result(call.number, None))
+
+    def note_ram(self, n_bytes: int | None) -> None:
+        """Write down beside the model how much RAM it may keep KV in."""
+        self.model.with_suffix(".ram").write_text(json.dumps(n_bytes))
 
 
 def rubbish(number: int) -> dict[str, bytes]:

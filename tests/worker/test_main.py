@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -13,9 +14,11 @@ import pytest
 
 import localllm
 from localllm.runtime import events
-from localllm.runtime.config import LoadConfig, RuntimeConfig
+from localllm.runtime.config import LoadConfig, RuntimeConfig, TierConfig
 from localllm.runtime.stream import collect
 from localllm.runtime.types import ChatRequest, CompletionRequest, GenerationOptions
+from localllm.worker import main
+from localllm.worker.board import StepBoard
 from localllm.worker.main import EXIT_BAD_FRAME, EXIT_ENDED, EXIT_ENGINE_DIED, EXIT_FAILED
 from localllm.worker.protocol import Accepted, Call, Cancel, Failed, Happened, Loaded, Log, Result, submit_frame
 from tests.fake_engine import fake_service
@@ -135,6 +138,42 @@ def test_what_comes_before_the_model_is_loaded_is_refused_and_harms_nothing(tmp_
         worker.expect(Loaded)
         worker.submit(3, HELLO)
         assert isinstance(worker.answer(3)[-1], events.Done)
+
+
+def test_what_is_kept_of_prompts_is_on_disk_when_it_has_ended(tmp_path: Path) -> None:
+    tiers = TierConfig(ram_bytes=1 << 24, disk_dir=str(tmp_path / "kv"), disk_bytes=1 << 24, keeps_all=True)
+    with LoneWorker() as worker:
+        worker.load(load_frame(runtime=RuntimeConfig(tiers=tiers)))
+        worker.submit(1, CompletionRequest("x" * 200, GenerationOptions(max_tokens=2)))
+        worker.answer(1)
+        worker.socket.close()
+        assert worker.returncode() == EXIT_ENDED
+    assert len(list((tmp_path / "kv").rglob("*.kv"))) >= 3
+    assert not list((tmp_path / "kv").rglob("*.tmp"))
+
+
+def test_a_model_that_is_stuck_in_a_step_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main, "STEP_S", 0.05)
+    board, fd = StepBoard.create()
+    os.close(fd)
+    watch, stuck = main.BoardWatch(board), threading.Event()
+    watch.began((), None)
+
+    class Stuck:
+        def close(self) -> None:
+            stuck.wait(20)
+
+    try:
+        started_s = time.monotonic()
+        main.close_in_time(Stuck(), watch, 20.0)  # type: ignore[arg-type]
+        assert time.monotonic() - started_s < 5
+        watch.ended()
+        threading.Timer(0.2, stuck.set).start()
+        main.close_in_time(Stuck(), watch, 20.0)  # type: ignore[arg-type]
+        assert stuck.is_set()
+    finally:
+        stuck.set()
+        board.close()
 
 
 def test_it_ends_while_it_loads(tmp_path: Path) -> None:

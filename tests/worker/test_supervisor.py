@@ -26,7 +26,7 @@ from localllm.errors import (
     WorkerDied,
 )
 from localllm.runtime import events
-from localllm.runtime.config import LoadConfig, RuntimeConfig
+from localllm.runtime.config import LoadConfig, RuntimeConfig, TierConfig
 from localllm.runtime.events import Event
 from localllm.runtime.types import CompletionRequest, GenerationOptions
 from localllm.worker import eviction, lifecycle, unit, watchdog
@@ -640,6 +640,41 @@ def test_unused_models_make_room_under_the_limit(monkeypatch: pytest.MonkeyPatch
             busy.cancel()
 
     stored("one")
+    run(work())
+
+
+def test_models_share_what_the_limit_leaves_for_kv_and_none_has_to_go_for_it(
+    monkeypatch: pytest.MonkeyPatch, model: Path
+) -> None:
+    monkeypatch.setattr(eviction, "estimate_bytes", lambda path, config: 10**9)
+    monkeypatch.setattr(unit, "resident_bytes", lambda pid: 10**9)
+    second = stored("two")
+
+    def kept_bytes(path: Path) -> int:
+        return int(json.loads(path.with_suffix(".ram").read_text()))
+
+    async def work() -> None:
+        async with supervised(model, max_memory_bytes=23 * 10**8) as supervisor:
+            await good(supervisor)
+            assert kept_bytes(model) == 23 * 10**8 // 4
+            await supervisor.worker("two")
+            assert kept_bytes(second) == 15 * 10**7
+            while kept_bytes(model) != 15 * 10**7:
+                await asyncio.sleep(0.01)
+            assert await ask(await supervisor.worker(None), "say 1") == events.Done()
+
+    run(work())
+
+
+def test_ram_that_was_asked_for_is_counted(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
+    monkeypatch.setattr(eviction, "estimate_bytes", lambda path, config: 10**9)
+    runtime = RuntimeConfig(tiers=TierConfig(ram_bytes=6 * 10**8))
+
+    async def work() -> None:
+        async with supervised(model, max_memory_bytes=15 * 10**8, runtime=runtime) as supervisor:
+            with pytest.raises(NotEnoughMemory, match=r"1\.60 GB"):
+                await supervisor.worker(None)
+
     run(work())
 
 

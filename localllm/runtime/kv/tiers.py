@@ -30,6 +30,8 @@ __all__ = ["CutRule", "Gone", "Link", "Lookup", "Note", "Tier", "TierStats", "Ti
 
 _REMEMBERED_KEYS = 65_536  # of blocks that were evicted, for `explain` and to know a second use
 _SHARE_OF_AVAILABLE = 4  # the RAM tier takes a quarter, where nobody says
+_SHARE_AHEAD = 4  # beside the RAM tier, at most a quarter of it lies ready for those who wait, within these bounds
+_LEAST_AHEAD_BYTES, _MOST_AHEAD_BYTES = 16 << 20, 256 << 20
 _PRESSED_SHARE = 0.05  # of all memory: with less available the tier shrinks
 _PRESSURE_CHECK_S = 1.0
 
@@ -77,7 +79,8 @@ class Tiers:
         limit_bytes = available_bytes() // _SHARE_OF_AVAILABLE if config.ram_bytes is None else config.ram_bytes
         self._ram = RamTier(limit_bytes, self._lies_on_disk)
         self._matcher = Matcher(spec, self.maker, self._ram, disk)
-        self._reader = None if disk is None else Reader(disk.read, self._ram.__contains__, wake)
+        ahead_bytes = min(max(limit_bytes // _SHARE_AHEAD, _LEAST_AHEAD_BYTES), _MOST_AHEAD_BYTES)
+        self._reader = None if disk is None else Reader(disk.read, self._ram.__contains__, wake, ahead_bytes)
         self._lock = threading.Lock()
         self._evicted: dict[Key, None] = {}
         self._checked_s = 0.0
@@ -234,6 +237,13 @@ class Tiers:
         with self._lock:
             ram = self._ram
             return TierStats(ram.limit_bytes, ram.used_bytes, len(ram), ram.n_evicted, ahead_bytes, disk)
+
+    def limit_ram(self, limit_bytes: int) -> None:
+        """Keep at most so much in RAM from now on."""
+        with self._lock:
+            self._ram.limit_bytes = limit_bytes
+            for lost in self._ram.shrink(limit_bytes):
+                self._evicted[lost.block.key] = None
 
     def clear(self) -> Cleared:
         """Forget all, in RAM and on disk; say how much that was. Sequences at work compute what they lack."""
