@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/installed
 
-.PHONY: help run test lint fix bench bench-docs bench-serve kv-figures kv-cases faults load canary reliability-docs docs model venv clean
+.PHONY: help run test lint fix bench bench-docs bench-serve kv-figures kv-cases kv-kills faults load canary reliability-docs docs model venv clean
 .DEFAULT_GOAL := help
 
 help:           ## list the targets
@@ -63,7 +63,10 @@ load: model     ## 16 clients for 10 minutes
 canary: model   ## look for text of requests where none may be: some minutes
 	@$(BIN)/python -m proof.canary $(CANARY_FLAGS)
 
-reliability-docs: venv ## write docs/reliability.md from the last runs of faults, load, canary and kv-cases
+kv-kills: venv  ## end writers of the disk tier by force, and look at what is left: some minutes
+	@$(BIN)/python -m proof.kv_kills $(KV_KILLS_FLAGS)
+
+reliability-docs: venv ## write docs/reliability.md from the last runs of faults, load, canary, kv-cases and kv-kills
 	@$(BIN)/python -m docs.reliability
 
 docs: model     ## regenerate docs/cli.md and docs/config.md

@@ -103,6 +103,31 @@ def test_canary(measured: Path) -> None:
     assert "| log | serve.log | stop |" in text
 
 
+def test_kills_of_writers(measured: Path) -> None:
+    run = {
+        "kills": 100,
+        "amid_a_file": 40,
+        "blocks_read": 1234,
+        "bytes_read": 5_600_000_000,
+        "wrong_blocks": 1,
+        "half_files": 2,
+        "set_aside": 3,
+        "partial_left": 9,
+        "partial_after_sweep": 4,
+    }
+    found = HEAD | {
+        "settings": {"budget_bytes": 48 << 20, "most_delay_s": 0.25},
+        "runs": {"at random": run},
+        "damaged": 200,
+        "damaged_believed": 7,
+    }
+    (measured / "kv_kills.json").write_text(json.dumps(found))
+    text = page()
+    assert "one folder of 48 MB" in text
+    assert "| at random | 100 | 40 | 1234 | 5.6 GB | 1 | 5 | 5 of 9 |" in text
+    assert "200 files, of which believed: **7**." in text
+
+
 def served() -> dict[str, Any]:
     line = {
         "side": "other",

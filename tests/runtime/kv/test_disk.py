@@ -52,9 +52,8 @@ def test_a_block_comes_back_as_it_was_also_after_a_restart(folder: Path, disk: D
 
 
 def test_what_waits_to_be_written_is_held_already(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = threading.Event()
+    disk, block, gate = tier(folder), block_of(1), threading.Event()
     monkeypatch.setattr(os, "fsync", lambda fd: gate.wait(10))
-    disk, block = tier(folder), block_of(1)
     assert disk.write(block, blob_of(block), prefix_tokens=LONG_TOKENS, is_second_use=False)
     assert disk.holds(block.key)
     assert disk.read(block) == blob_of(block)
@@ -307,10 +306,9 @@ def test_a_bare_block_is_replaced_by_a_whole_one_and_never_taken_for_it(folder: 
 
 
 def test_the_queue_is_bounded_and_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = threading.Event()
+    disk, gate = tier(folder), threading.Event()
     monkeypatch.setattr(os, "fsync", lambda fd: gate.wait(10))
     monkeypatch.setattr(disk_writer, "QUEUE_BYTES", 10_000)
-    disk = tier(folder)
     taken = [disk.write(b, blob_of(b), prefix_tokens=LONG_TOKENS, is_second_use=True) for b in map(block_of, range(4))]
     assert taken == [True, True, False, False]
     assert disk.stats().n_dropped == 2
