@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from localllm.runtime.kv.blocks import Block, Key
+from localllm.runtime.kv.blocks import MARK_BYTES, Block, Key
 from localllm.runtime.kv.siblings import Siblings
 
 _LOOKED_AT = 16  # of the ends that were not used for longest, for one that is not lost by going
+_REMEMBERED_KEYS = 65_536  # of blocks that had to go
 _STALE_SHARE = 4  # entries of the heap for each block, at most
 
 
@@ -57,6 +58,7 @@ class RamTier:
         self._lies_elsewhere = lies_elsewhere
         self._n_stamps = 0
         self._entries: dict[Key, Entry] = {}
+        self._evicted: dict[Key, None] = {}
         self._followers: dict[Key, Siblings] = {}
         self._ends: list[tuple[int, Key]] = []  # a heap of stamps; what has changed since is passed over
 
@@ -107,9 +109,10 @@ class RamTier:
         self.remove(key)
         is_of_use = not entry.block.start or parent in self._entries or self._lies_elsewhere(parent)
         if len(entry.blob) > self.limit_bytes - (0 if is_of_use else self.used_bytes):
-            self.n_evicted += 1
+            self._remember(key)
             return [entry]
         self.version += 1
+        self._evicted.pop(key, None)
         self._entries[key] = entry
         self._followers.setdefault(parent, Siblings()).add(entry.block)
         self.used_bytes += len(entry.blob)
@@ -130,15 +133,27 @@ class RamTier:
             self._offer(self._entries.get(parent))
         return entry
 
+    def drop_beginnings(self, entry: Entry) -> None:
+        """Let go of blocks that are but the beginning of a held one which will be kept as long."""
+        block, note = entry.block, entry.note
+        for other in tuple(self.beginnings(block.parent, block.marks[:-MARK_BYTES])) if block.key in self else ():
+            held = self._entries[other.key]
+            if not held.note.is_pinned and (held.note.is_private or not note.is_private):
+                self.remove(other.key)
+
     def shrink(self, to_bytes: int) -> list[Entry]:
         """Give entries up until at most `to_bytes` are held; return them. Pinned ones go last."""
         gone = []
         while self.used_bytes > to_bytes and self._entries:
             victim = self._victim() or self._pinned_victim()
             self.remove(victim.block.key)
-            self.n_evicted += 1
+            self._remember(victim.block.key)
             gone.append(victim)
         return gone
+
+    def was_evicted(self, key: Key) -> bool:
+        """Say whether a block was here and had to go, as far back as that is remembered."""
+        return key in self._evicted
 
     def by_worth(self) -> list[Entry]:
         """Return all, those first that are of most use: the newest, each after those before it in its sequence."""
@@ -157,7 +172,14 @@ class RamTier:
         self._entries.clear()
         self._followers.clear()
         self._ends.clear()
+        self._evicted.clear()
         self.used_bytes = 0
+
+    def _remember(self, key: Key) -> None:
+        self.n_evicted += 1
+        self._evicted[key] = None
+        if len(self._evicted) > _REMEMBERED_KEYS:
+            del self._evicted[next(iter(self._evicted))]
 
     def _siblings(self, parent: Key) -> Siblings:
         found = self._followers.get(parent)

@@ -13,7 +13,7 @@ from localllm.runtime.kv.blocks import Block, Key
 logger = logging.getLogger("localllm.runtime.kv")
 
 _AHEAD_BYTES = 64 << 20  # read for one sequence and not yet taken
-_ALL_AHEAD_BYTES = 256 << 20  # the same for all of them; what the engine waits for is read all the same
+_AT_WORK_BYTES = 16 << 20  # the same for one that the engine is taking from, however much others have
 _LAST_READ_S = 1.0  # that closing waits for the read at work: a disk may hang
 
 
@@ -28,11 +28,13 @@ class Reading:
         self._lost = set[Key]()
         self._awaited: Block | None = None
         self._is_stopped = False
+        self.is_at_work = False  # the engine has begun to take
         self.held_bytes = 0
 
     def take(self, block: Block) -> bytes | None:
         """Return a block's bytes, once; None = it is still to come. Raises: KeyError where it cannot be had."""
         with self._changed:
+            self.is_at_work = True
             blob = self._arrived.pop(block.key, None)
             if blob is None and (self._is_stopped or block.key in self._lost):
                 raise KeyError(block.key)
@@ -68,11 +70,11 @@ class Reading:
         """The block that the engine asked for in vain."""
         return self._awaited
 
-    def ahead(self) -> Block | None:
-        """Return the next block to read ahead; None = there is none, or enough lies ready."""
+    def ahead(self, limit_bytes: int) -> Block | None:
+        """Return the next block to read ahead; None = there is none, or so many bytes lie ready."""
         while self._order and self._order[0].key not in self._wanted:
             self._order.popleft()
-        return self._order[0] if self._order and self.held_bytes < _AHEAD_BYTES else None
+        return self._order[0] if self._order and self.held_bytes < limit_bytes else None
 
     def missing(self, other: Reading) -> None:
         """Share what lies ready for another sequence."""
@@ -81,23 +83,17 @@ class Reading:
 
     def arrived(self, key: Key, blob: bytes | None) -> bool:
         """Take the bytes of a block, if it is wanted; None = there are none. Say whether the engine waits for it."""
-        if key not in self._wanted:
-            return False
-        self._wanted.discard(key)
-        if blob is None:
+        if key in self._wanted and blob is None:
             self._lose(key)
-        else:
+        elif key in self._wanted and blob is not None:
             self._arrived[key] = blob
             self.held_bytes += len(blob)
-        was_awaited = self._awaited is not None and self._awaited.key == key
-        if was_awaited:
-            self._awaited = None
-        return was_awaited
+        return self.had(key)
 
     def had(self, key: Key) -> bool:
-        """Take note that a block need not be read. Say whether the engine waits for it."""
-        was_awaited = self._awaited is not None and self._awaited.key == key
+        """Take note that a block need not be read any more. Say whether the engine waits for it."""
         self._wanted.discard(key)
+        was_awaited = self._awaited is not None and self._awaited.key == key
         if was_awaited:
             self._awaited = None
         return was_awaited
@@ -115,15 +111,21 @@ class Reader:
     """One thread that reads for all sequences, for those at work first, else for who came first.
 
     `read`: returns a block's bytes, None = it cannot be had. `is_held`: says that a block need not be read any
-    more. `wake`: called when a block has come (or cannot) that the engine asked for in vain.
+    more. `wake`: called when a block has come (or cannot) that the engine asked for in vain. `ahead_bytes`: read
+    and not yet taken, of all sequences together; a little more for those at work.
     """
 
     def __init__(
-        self, read: Callable[[Block], bytes | None], is_held: Callable[[Key], bool], wake: Callable[[], None]
+        self,
+        read: Callable[[Block], bytes | None],
+        is_held: Callable[[Key], bool],
+        wake: Callable[[], None],
+        ahead_bytes: int,
     ) -> None:
         self._read = read
         self._is_held = is_held
         self._wake = wake
+        self._ahead_bytes = ahead_bytes
         self._changed = threading.Condition()
         self._readings: list[weakref.ref[Reading]] = []
         self._chores = deque[Callable[[], None]]()
@@ -226,6 +228,9 @@ class Reader:
         for reading in readings:
             if reading.awaited is not None:
                 return reading.awaited
-        if sum(reading.held_bytes for reading in readings) >= _ALL_AHEAD_BYTES:
-            return None
-        return next((block for reading in readings if (block := reading.ahead()) is not None), None)
+        is_full = sum(reading.held_bytes for reading in readings) >= self._ahead_bytes
+        at_work = [reading for reading in readings if reading.is_at_work]
+        others = [] if is_full else [reading for reading in readings if not reading.is_at_work]
+        limit_bytes = _AT_WORK_BYTES if is_full else _AHEAD_BYTES
+        ahead = (reading.ahead(limit_bytes) for reading in (*at_work, *others))
+        return next((block for block in ahead if block is not None), None)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from localllm.models.available import available_bytes, total_bytes
 from localllm.runtime.config import TierConfig
 from localllm.runtime.engine import EngineSpec
-from localllm.runtime.kv.blocks import MARK_BYTES, Block, Chain, Key, KeyMaker, Root
+from localllm.runtime.kv.blocks import Block, Chain, Key, KeyMaker, Root
 from localllm.runtime.kv.explain import Cleared
 from localllm.runtime.kv.matching import CutRule, Link, Lookup, Matcher, Tier, cut_rule
 from localllm.runtime.kv.ram import Entry, Note, RamTier
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CutRule", "Gone", "Link", "Lookup", "Note", "Tier", "TierStats", "Tiers", "cut_rule", "no_tiers"]
 
-_REMEMBERED_KEYS = 65_536  # of blocks that were evicted, for `explain` and to know a second use
 _SHARE_OF_AVAILABLE = 4  # the RAM tier takes a quarter, where nobody says
 _SHARE_AHEAD = 4  # beside the RAM tier, at most a quarter of it lies ready for those who wait, within these bounds
 _LEAST_AHEAD_BYTES, _MOST_AHEAD_BYTES = 16 << 20, 256 << 20
@@ -82,7 +81,6 @@ class Tiers:
         ahead_bytes = min(max(limit_bytes // _SHARE_AHEAD, _LEAST_AHEAD_BYTES), _MOST_AHEAD_BYTES)
         self._reader = None if disk is None else Reader(disk.read, self._ram.__contains__, wake, ahead_bytes)
         self._lock = threading.Lock()
-        self._evicted: dict[Key, None] = {}
         self._checked_s = 0.0
 
     @property
@@ -166,7 +164,7 @@ class Tiers:
     def put(self, block: Block, blob: bytes, note: Note) -> None:
         """Keep a block that was exported; what the rules allow goes on to the disk."""
         with self._lock:
-            held, was_evicted = self._ram.get(block.key), block.key in self._evicted
+            held, was_evicted = self._ram.get(block.key), self._ram.was_evicted(block.key)
             if held is not None:
                 note = held.note.and_also(note)
                 if block.is_bare and not held.block.is_bare:  # what is held is of more use
@@ -209,7 +207,7 @@ class Tiers:
 
     def was_evicted(self, key: Key) -> bool:
         """Say whether a block was here and had to go, as far back as that is remembered."""
-        return key in self._evicted
+        return self._ram.was_evicted(key)
 
     def followers(self, parent: Key) -> list[Block]:
         """Return all that is held after `parent`. Not for the engine's thread: it asks the disk."""
@@ -242,8 +240,7 @@ class Tiers:
         """Keep at most so much in RAM from now on."""
         with self._lock:
             self._ram.limit_bytes = limit_bytes
-            for lost in self._ram.shrink(limit_bytes):
-                self._evicted[lost.block.key] = None
+            self._ram.shrink(limit_bytes)
 
     def clear(self) -> Cleared:
         """Forget all, in RAM and on disk; say how much that was. Sequences at work compute what they lack."""
@@ -252,7 +249,6 @@ class Tiers:
         with self._lock:
             n_blocks, n_bytes = len(self._ram), self._ram.used_bytes
             self._ram.clear()
-            self._evicted.clear()
         n_files, file_bytes = (0, 0) if self._disk is None else self._disk.clear()
         return Cleared(0, n_blocks, n_bytes, n_files, file_bytes)
 
@@ -304,32 +300,18 @@ class Tiers:
         """Hold a block in RAM, instead of what must go for it. Called under the lock."""
         if not self._ram.limit_bytes:
             return
-        gone = self._ram.put(entry)
-        self._evicted.pop(entry.block.key, None)
-        if self.rule is CutRule.ANYWHERE and entry.block.key in self._ram:
-            self._drop_beginnings(entry)
-        for lost in (*gone, *self._relieve()):
-            self._evicted[lost.block.key] = None
-        while len(self._evicted) > _REMEMBERED_KEYS:
-            del self._evicted[next(iter(self._evicted))]
+        self._ram.put(entry)
+        if self.rule is CutRule.ANYWHERE:
+            self._ram.drop_beginnings(entry)
+        self._relieve()
 
-    def _drop_beginnings(self, entry: Entry) -> None:
-        """Let go of blocks that are but the beginning of another which will be kept as long."""
-        block, note = entry.block, entry.note
-        for other in tuple(self._ram.beginnings(block.parent, block.marks[:-MARK_BYTES])):
-            held = self._ram.get(other.key)
-            if held is not None and not held.note.is_pinned and not (note.is_private and not held.note.is_private):
-                self._ram.remove(other.key)
-
-    def _relieve(self) -> list[Entry]:
+    def _relieve(self) -> None:
         """Halve the tier where the machine has hardly any memory left."""
         now_s = time.monotonic()
-        if now_s - self._checked_s < _PRESSURE_CHECK_S:
-            return []
-        self._checked_s = now_s
-        if available_bytes() >= _PRESSED_SHARE * total_bytes():
-            return []
-        return self._ram.shrink(self._ram.used_bytes // 2)
+        if now_s - self._checked_s >= _PRESSURE_CHECK_S:
+            self._checked_s = now_s
+            if available_bytes() < _PRESSED_SHARE * total_bytes():
+                self._ram.shrink(self._ram.used_bytes // 2)
 
 
 def no_tiers(spec: EngineSpec) -> Tiers:

@@ -45,7 +45,7 @@ def shelf() -> Shelf:
 @pytest.fixture
 def reader(shelf: Shelf) -> Iterator[Reader]:
     before = set(threading.enumerate())
-    made = Reader(shelf.read, lambda key: key in shelf.in_ram, shelf.wake)
+    made = Reader(shelf.read, lambda key: key in shelf.in_ram, shelf.wake, 1 << 20)
     yield made
     shelf.gate.set()
     made.close()
@@ -110,17 +110,18 @@ def test_reading_ahead_is_bounded_for_one_sequence_and_goes_on_as_it_takes(
     assert work.held_bytes == 0
 
 
-def test_reading_ahead_is_bounded_for_all_together_but_what_is_awaited_comes(
-    reader: Reader, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reading, "_ALL_AHEAD_BYTES", 50)
+def test_reading_ahead_is_bounded_for_all_together_but_not_for_who_is_at_work(shelf: Shelf) -> None:
+    reader = Reader(shelf.read, lambda key: False, shelf.wake, 50)
     works = [reader.begin(_blocks(name, 3)) for name in "abcd"]
     _until(lambda: len(shelf.read_keys) == 3)
     time.sleep(0.02)
     assert reader.held_bytes == 60
-    for block in _blocks("d", 3):
-        assert _wait_for(works[3], block)
+    last = _blocks("d", 3)
+    assert _wait_for(works[3], last[0])
+    _until(lambda: works[3].held_bytes == 40)  # it is read ahead for, from now on
+    assert [works[3].take(block) for block in last[1:]] == [block.key * 10 for block in last[1:]]
     assert len(shelf.read_keys) == 6
+    reader.close()
 
 
 def test_who_is_at_work_is_served_before_those_who_wait_in_the_queue(reader: Reader, shelf: Shelf) -> None:
@@ -132,8 +133,7 @@ def test_who_is_at_work_is_served_before_those_who_wait_in_the_queue(reader: Rea
     assert work.take(at_work[0]) is None
     shelf.gate.set()
     _until(lambda: len(shelf.read_keys) == 6)
-    assert shelf.read_keys[:2] == [queued[0].key, at_work[0].key]
-    assert shelf.read_keys[2:5] == [block.key for block in queued[1:]]
+    assert shelf.read_keys == [queued[0].key, *(block.key for block in (*at_work, *queued[1:]))]
     assert first.held_bytes > 0
 
 
@@ -239,7 +239,7 @@ def test_closing_ends_all_waits_and_a_disk_that_hangs_holds_nobody_up(
 ) -> None:
     monkeypatch.setattr(reading, "_LAST_READ_S", 0.05)
     before = set(threading.enumerate())
-    reader = Reader(shelf.read, lambda key: False, shelf.wake)
+    reader = Reader(shelf.read, lambda key: False, shelf.wake, 1 << 20)
     shelf.gate.clear()
     (block,) = _blocks("a", 1)
     work = reader.begin([block])
@@ -258,7 +258,7 @@ def test_closing_ends_all_waits_and_a_disk_that_hangs_holds_nobody_up(
 
 def test_many_threads_take_what_they_asked_for(shelf: Shelf) -> None:
     """Whoever begins, takes, skips and stops at the same time: bytes are always those of the block asked for."""
-    reader = Reader(shelf.read, lambda key: False, shelf.wake)
+    reader = Reader(shelf.read, lambda key: False, shelf.wake, 1 << 20)
     wrong = list[object]()
 
     def work(number: int) -> None:

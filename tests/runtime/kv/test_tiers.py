@@ -13,6 +13,7 @@ import pytest
 
 from localllm.runtime.config import TierConfig
 from localllm.runtime.engine import EngineSpec, PrefixRule
+from localllm.runtime.kv import ram as ram_module
 from localllm.runtime.kv import tiers as tiers_module
 from localllm.runtime.kv.blocks import NO_ROOT, Block, Chain
 from localllm.runtime.kv.tiers import Gone, Link, Lookup, Note, Tiers, no_tiers
@@ -103,7 +104,7 @@ def test_a_block_that_had_to_go_between_match_and_take_is_gone_and_remembered() 
 
 
 def test_only_so_many_evictions_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiers_module, "_REMEMBERED_KEYS", 3)
+    monkeypatch.setattr(ram_module, "_REMEMBERED_KEYS", 3)
     tiers = _tiers(ram_bytes=10)
     blocks = [block for i in range(8) for block in _put(tiers, [i] * 4)]
     assert [tiers.was_evicted(block.key) for block in blocks] == [False] * 4 + [True] * 3 + [False]
@@ -217,6 +218,40 @@ def test_a_file_that_is_gone_ends_the_prefix_where_it_was() -> None:
         _taken(tiers, lookup, links[2])
     assert len(tiers.match(lookup, TOKENS, 20)) == 2
     tiers.close()
+
+
+def test_what_the_disk_loses_or_gains_is_known_at_the_next_match() -> None:
+    disk = MemoryDisk()
+    tiers = _tiers(disk, ram_bytes=0)
+    blocks = _put(tiers, TOKENS)
+    lookup = tiers.look_up(NO_ROOT, TOKENS, reads=False)
+    assert len(tiers.match(lookup, TOKENS, 20)) == 5
+    disk.lose(blocks[2].key)
+    assert len(tiers.match(lookup, TOKENS, 20)) == 2
+    tiers.put(blocks[2], _blob(blocks[2]), NOTE)
+    assert len(tiers.match(lookup, TOKENS, 20)) == 5
+
+
+def test_what_another_sequence_brought_to_ram_is_not_kept_ready_as_well() -> None:
+    disk = MemoryDisk()
+    _put(_tiers(disk), TOKENS)
+    tiers = _tiers(disk)
+    lookups = [tiers.look_up(NO_ROOT, TOKENS) for _ in range(2)]
+    _until(lambda: tiers.stats().read_ahead_bytes == 100)
+    for lookup in lookups:
+        for link in tiers.match(lookup, TOKENS, 20):
+            _taken(tiers, lookup, link)
+    assert tiers.stats().read_ahead_bytes == 0
+    assert disk.n_reads == 5
+    tiers.close()
+
+
+def test_blocks_that_are_used_outlast_those_that_are_not() -> None:
+    tiers = _tiers(ram_bytes=60)
+    old, new = _put(tiers, [1] * 12), _put(tiers, [2] * 12)
+    tiers.used(_keys(old))
+    _put(tiers, [3] * 12)
+    assert [tiers.holds(block.key) for block in (*old, *new)] == [True] * 3 + [False] * 3
 
 
 def test_a_second_use_is_told_to_the_disk_and_a_private_request_is_none() -> None:
@@ -563,3 +598,11 @@ def test_threads_that_look_up_use_put_refuse_and_clear_at_once_only_ever_see_rig
     assert tiers.stats().ram_bytes <= ram_bytes
     assert disk.n_reads > 0
     assert set(threading.enumerate()) <= before
+
+
+def test_a_limit_that_shrinks_is_kept_at_once() -> None:
+    tiers = _tiers()
+    blocks = _put(tiers, TOKENS)
+    tiers.limit_ram(20)
+    assert tiers.stats().ram_bytes == 20
+    assert [tiers.was_evicted(key) for key in _keys(blocks)] == [False] * 2 + [True] * 3
