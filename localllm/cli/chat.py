@@ -79,7 +79,7 @@ def chat(
             else:
                 notes.say(f"{service.model.name}, context of {service.model.n_ctx} tokens; /help, Ctrl-D leaves")
                 _talk(session, lines, attached)
-        if has_blocks(tiers):
+        if not talk.quiet and has_blocks(tiers):
             tell_once(tiers, notes.say)
 
 

@@ -66,7 +66,7 @@ def tell_once(config: TierConfig, say: Callable[[str], None]) -> None:
     if mark is None or mark.exists():
         return
     say(
-        f"note: what long prompts compute is kept in {config.disk_dir}, at most {config.disk_bytes / 1e9:.1f} GB "
+        f"what long prompts compute is kept in {config.disk_dir}, at most {config.disk_bytes / 1e9:.1f} GB "
         "(localllm cache; --private or --kv-disk off keeps nothing there)"
     )
     with contextlib.suppress(OSError):

@@ -74,7 +74,7 @@ def run(
             if output.json and outcome.error is None:
                 out.document(document(outcome, service.model))
             finish(outcome, output, notes, interrupts)
-        if has_blocks(tiers):
+        if not talk.quiet and has_blocks(tiers):
             tell_once(tiers, notes.say)
 
 

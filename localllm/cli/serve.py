@@ -43,14 +43,14 @@ def serve(
     where it holds their model.
     """
     from localllm.cli.keeping import tell_once
-    from localllm.cli.output import Notes
 
     server = server_settings(listen, access)
     supervisor = supervisor_settings(tuple(models or ()), tuple(alias or ()), work, load, cache, template)
-    tell_once(supervisor.runtime.tiers, Notes().say)
+    notices: list[str] = []
+    tell_once(supervisor.runtime.tiers, notices.append)
     from localllm.server.serving import run_server
 
-    raise typer.Exit(run_server(server, supervisor))
+    raise typer.Exit(run_server(server, supervisor, notices))
 
 
 def server_settings(listen: ListenFlags, access: AccessFlags) -> ServerSettings:

@@ -7,7 +7,7 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from localllm.errors import UsageError
@@ -27,14 +27,14 @@ _SILENT_S: Final = 1.0
 _CUT_SHARE: Final = 0.8  # of the drain's time: then streams still at work are told that it ends
 
 
-def run_server(settings: ServerSettings, supervisor_settings: SupervisorSettings) -> int:
-    """Serve until a signal or `localllm stop`; return the exit code (130, 143, 129, 0).
+def run_server(settings: ServerSettings, supervisor_settings: SupervisorSettings, notices: Sequence[str] = ()) -> int:
+    """Serve until a signal or `localllm stop`; return the exit code (130, 143, 129, 0). `notices` are logged first.
 
     Raises: UsageError (address, port, certificate, socket path), ModelNotFound; nothing is left running.
     """
     sockets = bind(settings.host, settings.port)
     try:
-        return asyncio.run(_Run(settings, supervisor_settings, sockets).serve())
+        return asyncio.run(_Run(settings, supervisor_settings, sockets, notices).serve())
     finally:
         for sock in sockets:
             sock.close()
@@ -44,11 +44,16 @@ class _Run:
     """One server's life. All of it happens on the event loop's thread."""
 
     def __init__(
-        self, settings: ServerSettings, supervisor_settings: SupervisorSettings, sockets: list[socket.socket]
+        self,
+        settings: ServerSettings,
+        supervisor_settings: SupervisorSettings,
+        sockets: list[socket.socket],
+        notices: Sequence[str],
     ) -> None:
         self._settings = settings
         self._supervisor_settings = supervisor_settings
         self._sockets = sockets
+        self._notices = notices
         self._exit_code = 0
         self._stopping = asyncio.Event()
         self._at_once = asyncio.Event()
@@ -61,6 +66,8 @@ class _Run:
             if signal.getsignal(number) is not signal.SIG_IGN:  # background jobs and nohup ignore them
                 loop.add_signal_handler(number, self._stop, _EXIT_CODES[number])
         log = RequestLog(settings.log_format, sys.stderr)
+        for notice in self._notices:
+            log.note("info", notice)
         supervisor = Supervisor(self._supervisor_settings, log.note)
         state = ServerState(settings, supervisor, log)
         state.port = self._sockets[0].getsockname()[1]

@@ -18,6 +18,7 @@ from localllm.worker.protocol import Load
 from localllm.worker.watchdog import LoadWatch, Sight, Watchdog, is_overdue
 
 _DYING_S = 0.5
+_ANSWER_S = 1.0
 _LOOK_S = 0.2
 _STRAGGLERS_S = 0.2
 
@@ -146,7 +147,7 @@ class Worker:
         """Wait for the end of a process that is dying, or is made to. Return its code (negative: a signal)."""
         ends_by_itself = self.link.end_reason in (CONNECTION_ENDED, STOPPED)
         if self.link.end_reason == STOPPED and self.model and self._keep_s:
-            await self._keeps()
+            ends_by_itself = await self._keeps()
         return await self._process.wait(_DYING_S if ends_by_itself else 0.0)
 
     def end(self, error: LocalLLMError) -> None:
@@ -182,13 +183,16 @@ class Worker:
                 timer.cancel()
         self._process.dispose()
 
-    async def _keeps(self) -> None:
-        """Wait while it puts on disk what it has kept; not for one that is stuck in a step."""
-        begun_s = time.monotonic()
-        while not await self._process.has_ended(_LOOK_S):
+    async def _keeps(self) -> bool:
+        """Wait while it puts on disk what it has kept; False where it hangs, or is stuck in a step."""
+        begun_s, process = time.monotonic(), self._process
+        while not await process.has_ended(_LOOK_S):
             passed_s = time.monotonic() - begun_s
-            if passed_s > STEP_S + self._keep_s or (passed_s > STEP_S and self._process.board.read().is_running):
-                return
+            hangs = passed_s > _ANSWER_S and not process.stderr.is_keeping
+            is_stuck = passed_s > STEP_S and process.board.read().is_running
+            if hangs or is_stuck or passed_s > STEP_S + self._keep_s:
+                return False
+        return True
 
     def _is_in_step(self) -> bool:
         board = self._process.board.read()

@@ -96,6 +96,9 @@ class Restarts:
 STEP_S = 3.0
 """How long a worker that is asked to end may take for the step at work, before it counts as stuck."""
 
+KEEPING_LINE = b"localllm: keeping what was computed"
+"""What a worker says on stderr when it has seen that it is to end: one that does not is stopped, or hangs."""
+
 _LAST_S = 2.0  # for the last exports, and to free the engine
 
 

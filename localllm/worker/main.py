@@ -34,7 +34,7 @@ from localllm.worker.description import config_from_wire, describe_loaded, runti
 from localllm.worker.desk import Desk, refuse
 from localllm.worker.gate import Gate
 from localllm.worker.harden import harden, take_niceness
-from localllm.worker.lifecycle import STEP_S, keeping_s
+from localllm.worker.lifecycle import KEEPING_LINE, STEP_S, keeping_s
 from localllm.worker.outgoing import Outgoing
 from localllm.worker.protocol import (
     Accepted,
@@ -210,6 +210,8 @@ def close_in_time(service: Service, watch: BoardWatch, keep_s: float) -> None:
     """Let a model put on disk what it has kept; a step that is stuck, or a slow disk, ends the waiting."""
     if not keep_s:
         return
+    with contextlib.suppress(OSError):
+        os.write(2, KEEPING_LINE + b"\n")
     closing = threading.Thread(target=service.close, name="localllm-close", daemon=True)
     closing.start()
     closing.join(STEP_S)

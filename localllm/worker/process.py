@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 
 from localllm.worker.board import StepBoard
+from localllm.worker.lifecycle import KEEPING_LINE
 
 MODULE = "localllm.worker.main"
 """Started as `python -P -m MODULE SOCKET_FD BOARD_FD`, in a process group of its own."""
@@ -43,12 +44,14 @@ _SAFE_LINE = re.compile(
 class StderrReader(asyncio.Protocol):
     """Reads what a worker prints: keeps the newest lines that are known to be safe, counts the others.
 
+    `is_keeping`: it has said that it ends, once what it keeps is on disk.
     A flood is read slowly, so that it holds up the one who prints, not this process.
     """
 
     def __init__(self) -> None:
         self.lines: deque[str] = deque(maxlen=_MAX_KEPT_LINES)
         self.n_other_lines = 0
+        self.is_keeping = False
         self.ended = asyncio.Event()
         self._transport: asyncio.ReadTransport | None = None
         self._rest = b""
@@ -94,6 +97,9 @@ class StderrReader(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _look_at(self, line: bytes) -> None:
+        if line.strip() == KEEPING_LINE:
+            self.is_keeping = True
+            return
         match = _SAFE_LINE.match(line[:_MAX_LINE_CHARS].strip())
         if match is None:
             self.n_other_lines += bool(line.strip())

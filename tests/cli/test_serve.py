@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,10 +28,11 @@ class Served:
     code: int = 0
     server: ServerSettings | None = None
     supervisor: SupervisorSettings | None = None
+    notices: Sequence[str] = ()
 
-    def run(self, server: ServerSettings, supervisor: SupervisorSettings) -> int:
+    def run(self, server: ServerSettings, supervisor: SupervisorSettings, notices: Sequence[str]) -> int:
         """Stand for `run_server`."""
-        self.server, self.supervisor = server, supervisor
+        self.server, self.supervisor, self.notices = server, supervisor, notices
         return self.code
 
 
@@ -59,8 +60,11 @@ def test_without_flags_it_is_private_to_this_machine(cli: Cli, served: Served) -
 
 def test_where_kv_is_kept_is_said_once(cli: Cli, served: Served) -> None:
     (Path(os.environ["LOCALLLM_HOME"]) / "kv" / "told").unlink()
-    assert "is kept in" in cli("serve").err
-    assert cli("serve").err == ""
+    assert cli("serve").code == 0
+    [notice] = served.notices
+    assert "is kept in" in notice
+    assert cli("serve").code == 0
+    assert list(served.notices) == []
 
 
 def test_what_is_kept_and_for_whom_arrives(cli: Cli, served: Served) -> None:
@@ -256,7 +260,7 @@ def test_the_process_that_serves_loads_no_native_code() -> None:
     script = (
         "import sys\n"
         "from localllm.server import serving\n"
-        "serving.run_server = lambda server, supervisor: 0\n"
+        "serving.run_server = lambda server, supervisor, notices: 0\n"
         "from localllm.cli import main\n"
         "from localllm.cli.app import run_command\n"
         "code = run_command(['serve', '--mode', 'quiet', '--threads', 'auto'], main.VERBS, main.GROUPS)\n"
