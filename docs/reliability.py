@@ -46,7 +46,7 @@ KV_KILLS = """Two processes write blocks of KV into one folder of {budget_mb} MB
 lies there; one is ended by SIGKILL at a random moment, then, up to {most_delay_s} s later, the other. Another is ended
 before its first, second, third ... call of the system that may change the disk, in new folders and in those that the
 last left. After each kill all that lies there is read as another process would find it; a block's bytes follow from
-its key. *Half files*: believed to be blocks, but cut off or mixed. *Left*: temporary files after both were ended;
+its key. *Half files*: under a block's name, but cut off or mixed. *Left*: temporary files after both were ended;
 *swept*: of them those that were gone once another process had written one block. To show that the check can fail,
 files are damaged on purpose, by one bit or cut short."""
 

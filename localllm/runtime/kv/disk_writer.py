@@ -292,9 +292,9 @@ class Writer:
         """Count what lies in the folder, all processes' files, and delete what may not. Raises OSError."""
         self._swept_s, self._unswept_bytes = time.monotonic(), 0
         self._flush_touches()
-        self.day.refresh()
         self.room.sweep()
         self._index.refresh()
+        self.day.refresh()
 
     def _flush_touches(self) -> None:
         """Write down when blocks were used: they, and all that comes before them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -52,6 +53,23 @@ def test_the_budget_holds_and_the_least_recently_used_goes(folder: Path, disk: D
     assert disk.find(ROOT, block_of(1).key) is None
     assert not disk.holds(block_of(1).key), "what was evicted is not held any more"
     assert disk.stats().used_bytes == total(folder)["bytes"]
+
+
+def test_room_is_made_although_nothing_can_be_counted(
+    folder: Path, disk: DiskTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(disk, block_of(1))
+    age(folder, 8 * DAY_S)
+
+    def full(self: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(DayBudget, "refresh", full)
+    other = tier(folder)
+    write(other, block_of(2))
+    assert other.stats().n_failed == 1
+    assert not files_in(folder)
+    other.close(flush_s=1)
 
 
 def test_two_tiers_share_one_budget(folder: Path, disk: DiskTier) -> None:
