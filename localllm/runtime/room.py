@@ -18,6 +18,7 @@ from localllm.runtime.engine import (
     EditOutcome,
     EditResult,
     EngineSpec,
+    ExportUnit,
     Restore,
     Rewind,
     Truncate,
@@ -255,7 +256,8 @@ class Room:
 
     def _is_unsettled(self, slot: Slot) -> bool:
         """Say whether the engine does not hold yet what the ledger says of a slot."""
-        edits = (edit for edit in self._edits if not isinstance(edit, Truncate))
+        is_whole = self.spec.export_unit is ExportUnit.WHOLE  # else what is left after a cut can be taken out before it
+        edits = (edit for edit in self._edits if is_whole or not isinstance(edit, Truncate))
         return any(_edited_slot(edit) == slot.id for edit in edits)
 
     def _empty_slot(self, keep: Slot | None) -> Slot | None:

@@ -29,7 +29,7 @@ class Exporter:
         exports, now_s = self._exports, time.perf_counter()
         exports.budget.earn(now_s - self._ran_s)
         self._ran_s = now_s
-        for job in exports.due():
+        for job in exports.due(edited):
             self._keep(job)
         while is_idle or exports.budget.allows(debt=False):
             due = exports.next(edited, is_quiet=is_quiet)

@@ -144,10 +144,14 @@ class Exports:
         jobs, self._rescued = list(self._rescued), deque()
         return jobs
 
-    def due(self) -> Iterator[ExportJob]:
-        """Yield jobs that cannot wait, whatever the budget: what a window is about to lose, and what is pinned."""
+    def due(self, busy: frozenset[int]) -> Iterator[ExportJob]:
+        """Yield jobs that cannot wait, whatever the budget: what a window is about to lose, and what is pinned.
+
+        Slots in `busy` have edits before them.
+        """
         for source in list(self._sources.values()):
-            if self._loses_cells or source.note.is_pinned:
+            waits = self._tiers.rule is CutRule.WHOLE and source.slot.id in busy
+            if (self._loses_cells or source.note.is_pinned) and not waits:
                 yield from self._jobs(source)
 
     def next(self, busy: frozenset[int], *, is_quiet: bool) -> ExportJob | None:

@@ -144,7 +144,7 @@ def test_eviction_exports_no_more_than_the_debt_allows(kind: str) -> None:
     spec = replace(SPECS[kind], pool_tokens=260, n_slots=3)
     bench = _bench(spec)
     bench.scheduler.exports.next = lambda *_, **__: None  # type: ignore[method-assign]
-    bench.scheduler.exports.due = lambda: iter(())  # type: ignore[method-assign]
+    bench.scheduler.exports.due = lambda busy: iter(())  # type: ignore[method-assign]
     bench.answer(_prompt(3, 150), max_tokens=2)
     bench.scheduler.exports.budget.spend(10.0)
     bench.answer(_prompt(4, 150), max_tokens=2)
