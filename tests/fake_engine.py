@@ -238,6 +238,8 @@ class FakeEngine:
         start, n_missing, before, *tokens = np.frombuffer(edit.blob, np.int32).tolist()
         self._check(before == _digest(slot.tokens), "a block is put back after other tokens than it was computed after")
         self._check(start == edit.start, "a block is put back elsewhere than where it was")
+        is_free = self.spec.export_unit is ExportUnit.WHOLE or not self.slots[-1].tokens
+        self._check(is_free, "a block is put back through a slot that is in use")
         self._check(self.spec.export_unit is ExportUnit.BLOCK or start == 0, "a whole state is put after another")
         if self._refuses(edit):
             slot.is_short = True

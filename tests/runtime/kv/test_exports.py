@@ -10,6 +10,7 @@ import pytest
 
 from localllm.runtime.config import TierConfig
 from localllm.runtime.engine import CopyPrefix, Edit, EngineSpec, Rewind, Truncate
+from localllm.runtime.events import Embedded
 from localllm.runtime.kv.exports import ExportBudget
 from localllm.runtime.kv.tiers import CutRule, Tiers
 from localllm.runtime.stream import collect
@@ -71,12 +72,10 @@ def test_beside_a_stream_a_step_exports_one_block_at_most() -> None:
     bench = _bench(engine=Slow())
     bench.scheduler.exports.budget.allows = lambda **_: True  # type: ignore[method-assign]
     _streaming(bench)
-    done = bench.submit(_prompt(1, 200), max_tokens=2)
-    while not done._ended:
-        bench.step()
+    bench.submit(_prompt(1, 200), max_tokens=2)
     engine = bench.engine
     assert isinstance(engine, Slow)
-    for _ in range(30):
+    for _ in range(40):
         n_before = engine.n_exports
         bench.step()
         assert engine.n_exports - n_before <= 1
@@ -235,14 +234,21 @@ def test_what_is_pinned_is_exported_at_once_beside_streams(kind: str) -> None:
 
 def test_a_text_that_is_embedded_has_the_spare_slot_to_itself() -> None:
     """The fake engine breaks where a block is exported through a slot that is in use."""
-    bench = _bench(replace(SPEC, max_embed_rows=4))
-    bench.answer(_prompt(6, 200), max_tokens=2)
-    for seed in range(6):
-        bench.embed([_prompt(30 + seed, 60)])
-        streams = [bench.submit(_prompt(40 + seed, 90), max_tokens=8), bench.submit(_prompt(6, 200), max_tokens=2)]
+    spec = replace(SPEC, max_embed_rows=4, pool_tokens=700)
+    tiers = Tiers(RAM, spec=spec)
+    Bench(FakeEngine(spec), tiers=tiers).answer(_prompt(6, 200), max_tokens=2)
+    for seed in range(4):
+        bench = Bench(FakeEngine(spec), tiers=tiers)
+        bench.answer(_prompt(60 + seed, 200), max_tokens=2)
+        bench.answer(_prompt(70 + seed, 200), max_tokens=2)
+        vectors = bench.embed([_prompt(30 + seed, 200)], client="embeds")
+        bench.step()
+        assert bench.engine.slots[-1].tokens
+        streams = [bench.submit(_prompt(40 + seed, 250), max_tokens=8), bench.submit(_prompt(6, 200), max_tokens=2)]
         bench.run()
-        assert collect(streams[0]).choices[0].ids == truth(_prompt(40 + seed, 90), 8)
+        assert collect(streams[0]).choices[0].ids == truth(_prompt(40 + seed, 250), 8)
         assert collect(streams[1]).choices[0].ids == truth(_prompt(6, 200), 2)
+        assert any(isinstance(event, Embedded) for event in vectors)
 
 
 @pytest.mark.parametrize("kind", ["recurrent", "hybrid", "everything hard"])
@@ -296,6 +302,39 @@ def test_the_pool_is_full_when_somebody_is_preempted_first() -> None:
             bench.step()
         assert used >= 960
         bench.run()
+
+
+def test_a_slot_whose_window_no_block_could_bring_back_stays() -> None:
+    """A block that a window has left before it was complete is of use only a whole window further on."""
+    for kind, stays in (("window", True), ("any", False)):
+        spec = replace(SPECS[kind], window_tokens=8 if stays else 0)
+        bench = _bench(spec)
+        bench.answer(_prompt(14, 600), max_tokens=40, ignore_eos=True)
+        bench.submit(_prompt(15, 50), max_tokens=2)
+        bench.step()
+        assert (bench.scheduler.stats.retained_cells > 600) == stays
+        bench.run()
+
+
+def test_what_the_engine_does_not_hold_yet_is_never_exported() -> None:
+    """A slot that was filled, given up and evicted in one plan holds nothing for the engine."""
+    bench, tokens = _bench(), _prompt(16, 100)
+    bench.answer(tokens, max_tokens=2)
+    room = bench.scheduler._room
+    bench.submit([*tokens[:60], 33, 34])
+    for message in bench.loop.inbox.receive(0):
+        bench.loop._apply(message)
+    (sequence,) = bench.scheduler._admission.admit(bench.scheduler._running)
+    assert sequence.n_computed == 60
+    copied = sequence.slot
+    room.retire(sequence)
+    assert copied is not None
+    bench.scheduler.exports._sources[copied.id].note = replace(
+        bench.scheduler.exports._sources[copied.id].note, is_pinned=True
+    )
+    while room.evict_one():
+        pass
+    assert not [job for job in bench.scheduler.exports.take_rescued() if job.slot == copied.id]
 
 
 def test_the_rule_of_every_spec_is_tested() -> None:
