@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from localllm.cli.options import CacheFlags
     from localllm.runtime.config import TierConfig
 
-FREE_SHARE = 10
-"""The disk tier takes at most a tenth of what is free, where nobody says."""
-
 _DAY_S = 86_400.0
 _MAX_DAYS = 36_500.0
 _MOMENT_S = 1.0  # that `run` and `chat` wait at their end for what is being written
@@ -47,12 +44,10 @@ def tier_config(flags: CacheFlags, *, flush_s: float = _MOMENT_S, keeps_all: boo
         raise UsageError(f"--kv-disk-age takes days above 0, not {flags.kv_disk_age:g}.", "--kv-disk-age 7")
     daily_bytes = parse_size("--kv-disk-daily", flags.kv_disk_daily)
     folder = "" if flags.private or disk_bytes == 0 else str(default_folder())
-    if folder and disk_bytes is None:
-        disk_bytes = _free_bytes(Path(folder)) // FREE_SHARE
     return TierConfig(
         ram_bytes=ram_bytes,
         disk_dir=folder,
-        disk_bytes=disk_bytes or 0,
+        disk_bytes=disk_bytes if folder else 0,
         disk_daily_bytes=daily_bytes,
         disk_age_s=flags.kv_disk_age * _DAY_S,
         flush_s=flush_s,
@@ -65,8 +60,9 @@ def tell_once(config: TierConfig, say: Callable[[str], None]) -> None:
     mark = Path(config.disk_dir) / "told" if config.disk_dir else None
     if mark is None or mark.exists():
         return
+    limit = "a tenth of the free disk" if config.disk_bytes is None else f"{config.disk_bytes / 1e9:.1f} GB"
     say(
-        f"what long prompts compute is kept in {config.disk_dir}, at most {config.disk_bytes / 1e9:.1f} GB "
+        f"what long prompts compute is kept in {config.disk_dir}, at most {limit} "
         "(localllm cache; --private or --kv-disk off keeps nothing there)"
     )
     with contextlib.suppress(OSError):
@@ -103,14 +99,3 @@ def _size(flag: str, text: str) -> int | None:
         return parse_size(flag, text)
     except UsageError:
         raise UsageError(f"{flag} takes a size such as 4GB, auto or off, not {text!r}.", f"{flag} auto") from None
-
-
-def _free_bytes(folder: Path) -> int:
-    """Return the free bytes where a folder is or would be made; 0 where that cannot be told."""
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    try:
-        facts = os.statvfs(folder)
-    except OSError:
-        return 0
-    return facts.f_bavail * facts.f_frsize

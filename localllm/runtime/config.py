@@ -77,7 +77,8 @@ class TierConfig:
     """Where KV is kept once it leaves the device. Sizes in bytes, ages in seconds.
 
     `ram_bytes`: of one loaded model; None = a quarter of the memory that is available, 0 = no RAM tier.
-    `disk_dir` "" = nothing goes to disk. `disk_bytes`: of all models in that folder together.
+    `disk_dir` "" = nothing goes to disk. `disk_bytes`: of all models in that folder together; None = a tenth
+    of the free disk, counting what lies there.
     `disk_daily_bytes`: written a day, by all processes together. `disk_age_s`: unused for that long, it goes.
     `flush_s`: how long closing waits for what is still to be written; with `keeps_all` that is all that RAM
     holds, else what the rules of writing chose before.
@@ -85,7 +86,7 @@ class TierConfig:
 
     ram_bytes: int | None = None
     disk_dir: str = ""
-    disk_bytes: int = 0
+    disk_bytes: int | None = 0
     disk_daily_bytes: int = 32 << 30
     disk_age_s: float = 7 * 86_400.0
     block_tokens: int = 64

@@ -177,7 +177,7 @@ class DiskTier:
         writer = self._writer
         return DiskStats(
             folder=self._config.disk_dir,
-            limit_bytes=self._config.disk_bytes,
+            limit_bytes=writer.room.limit_bytes,
             used_bytes=writer.room.used_bytes,
             n_written=writer.n_written,
             written_bytes=writer.written_bytes,

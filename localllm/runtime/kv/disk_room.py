@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import stat
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ _OLD_TEMPORARY_S = 3600.0
 _AHEAD_S = 60.0  # of the clock, is a clock that was set back
 _LEFT_SHARE = 0.95  # of the budget, once something had to go: so not for every block anew
 _COUNT_BYTES = 16 << 20  # are written between two looks into the day's file
+_FREE_SHARE = 10
 _BAD_AGE_S = 86_400.0
 
 
@@ -83,17 +85,19 @@ class DayBudget:
 class FolderRoom:
     """Keeps the folder within its budget and its age. Used by the writer's thread alone."""
 
-    def __init__(self, folder: Path, limit_bytes: int, age_s: float) -> None:
+    def __init__(self, folder: Path, limit_bytes: int | None, age_s: float) -> None:
+        """`limit_bytes` None: a tenth of what would be free without what lies here, found out at every sweep."""
         self._folder = folder
-        self._limit_bytes = limit_bytes
+        self._is_auto = limit_bytes is None
         self._age_s = age_s
         self.used_bytes = 0
+        self.limit_bytes = _free_bytes(folder) // _FREE_SHARE if limit_bytes is None else limit_bytes
         self.n_evicted = 0
         self._pinned_bytes = 0
 
     def fits(self, n_bytes: int) -> bool:
         """Say whether a file fits, as far as it is known what lies there."""
-        return self.used_bytes + n_bytes <= self._limit_bytes
+        return self.used_bytes + n_bytes <= self.limit_bytes
 
     def sweep(self, need_bytes: int = 0) -> None:
         """Count what lies there; delete what is too old, half-written or over the budget, least recently used first."""
@@ -106,9 +110,11 @@ class FolderRoom:
                 seen.append(one)
         self.used_bytes = sum(one.n_bytes for one in seen)
         self._pinned_bytes = sum(one.n_bytes for one in seen if one.is_pinned)
+        if self._is_auto:
+            self.limit_bytes = (_free_bytes(self._folder) + self.used_bytes) // _FREE_SHARE
         if self.fits(need_bytes) or not self._can_fit(need_bytes):
             return
-        target_bytes = max(self._pinned_bytes, int(self._limit_bytes * _LEFT_SHARE) - need_bytes)
+        target_bytes = max(self._pinned_bytes, int(self.limit_bytes * _LEFT_SHARE) - need_bytes)
         for one in sorted((one for one in seen if not one.is_pinned), key=lambda one: (not one.is_bad, one.used_s)):
             if self.used_bytes <= target_bytes:
                 break
@@ -122,7 +128,7 @@ class FolderRoom:
         return self.fits(n_bytes)
 
     def _can_fit(self, n_bytes: int) -> bool:
-        return self._pinned_bytes + n_bytes <= self._limit_bytes
+        return self._pinned_bytes + n_bytes <= self.limit_bytes
 
     def _delete(self, one: _Seen) -> None:
         with contextlib.suppress(OSError):
@@ -174,6 +180,16 @@ def _in_engine(engine: Path, sweep_s: float | None) -> Iterator[_Seen]:
                         yield _Seen(Path(entry.path), facts.st_size, facts.st_mtime, is_pinned, is_bad)
         if sweep_s is not None:
             _sweep_temporary(entries, sweep_s)
+
+
+def _free_bytes(folder: Path) -> int:
+    """Return the free bytes where a folder is or would be made; 0 where that cannot be told."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return 0
 
 
 def _sweep_temporary(entries: list[os.DirEntry[str]], now_s: float) -> None:

@@ -70,7 +70,7 @@ class Writer:
         self.waiting_bytes = 0
         self._root, self._folder, self._index = root, folder, index
         self._about, self._secret = about, secret
-        self._sweep_bytes = config.disk_bytes // _SWEEP_SHARE
+        self._sweep_bytes = self.room.limit_bytes // _SWEEP_SHARE
         self._changed = threading.Condition()
         self._writes: deque[Write] = deque()
         self._pending: dict[Key, Write] = {}
@@ -190,12 +190,15 @@ class Writer:
             self._sweep()
 
     def _take(self, write: Write) -> None:
-        """Write a block that waited, unless nobody wants it any more. Raises OSError."""
+        """Write a block that waited, unless nobody wants it any more."""
         is_wanted = self._pending.get(write.block.key) is write  # else cleared, set aside, or to be pinned
         try:
             if is_wanted:
                 self._write(write)
                 self._n_in_a_row, self._rest_s, self.failure = 0, _REST_S, ""
+        except Exception as error:  # counted before the block stops to wait
+            is_wanted = False
+            self._failed(error)
         finally:
             with self._changed:
                 self.n_changes += 1

@@ -68,7 +68,7 @@ class Tiers:
         disk: DiskTier | None = None,
     ) -> None:
         """`wake`: called when a block has come for which `take` had nothing yet. `disk`: instead of the settings'."""
-        if disk is None and config.disk_dir and config.disk_bytes and can_write_disk:
+        if disk is None and config.disk_dir and config.disk_bytes != 0 and can_write_disk:
             from localllm.runtime.kv.disk import DiskTier
 
             disk = DiskTier(config, fingerprint=spec.fingerprint, model_name=model_name)

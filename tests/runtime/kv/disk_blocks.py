@@ -34,7 +34,7 @@ def blob_of(block: Block, n_bytes: int = 4096) -> bytes:
     return random.Random(block.key).randbytes(n_bytes)
 
 
-def tier(folder: Path, fingerprint: str = "engine", **settings: float) -> DiskTier:
+def tier(folder: Path, fingerprint: str = "engine", **settings: float | None) -> DiskTier:
     """Open a folder."""
     config = TierConfig(disk_dir=str(folder), **{"disk_bytes": 1 << 30, **settings})  # type: ignore[arg-type]
     return DiskTier(config, fingerprint=fingerprint, model_name="a model")

@@ -131,6 +131,25 @@ def test_what_was_not_used_for_long_goes_also_while_nothing_is_written(
     idle.close(flush_s=0)
 
 
+def test_by_itself_it_takes_a_tenth_of_the_disk_that_is_free_without_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free_bytes = [60 * N_BYTES]
+    monkeypatch.setattr(disk_room, "_free_bytes", lambda at: free_bytes[0])
+    disk = tier(folder, disk_bytes=None)
+    assert disk.stats().limit_bytes == 6 * N_BYTES
+    write(disk, *map(block_of, range(5)), n_bytes=N_BYTES)
+    held_bytes = total(folder)["bytes"]
+    room = FolderRoom(folder, None, 7 * DAY_S)
+    room.sweep()
+    assert room.limit_bytes == (60 * N_BYTES + held_bytes) // 10
+    assert len(files_in(folder)) == 5
+    free_bytes[0] = 0  # others filled the disk
+    room.sweep()
+    assert files_in(folder) == []
+    disk.close(flush_s=0)
+
+
 def test_a_clock_that_was_set_back_makes_nothing_stay_for_ever(folder: Path) -> None:
     disk = tier(folder)
     write(disk, *map(block_of, range(3)))
