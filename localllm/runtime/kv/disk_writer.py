@@ -162,12 +162,11 @@ class Writer:
                 write = self._writes.popleft() if self._writes else None
             try:
                 self._chores()
-                if write is not None:
-                    self._take(write)
             except Exception as error:  # whatever it is, what comes after must still be written
                 self._failed(error)
-            finally:
-                del write  # and with it the bytes
+            if write is not None:
+                self._take(write)
+            del write  # and with it the bytes
         self.drop_all()
         with contextlib.suppress(OSError):
             self._flush_touches()

@@ -277,6 +277,18 @@ def test_an_error_nobody_thought_of_does_not_end_the_writer(
     assert read_anew(folder, block_of(2)) == blob_of(block_of(2))
 
 
+def test_a_failing_look_at_the_folder_costs_no_block(
+    folder: Path, disk: DiskTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(disk._writer, "_chores", fails)
+    write(disk, block_of(1))
+    assert disk.stats().n_failed
+    assert read_anew(folder, block_of(1)) == blob_of(block_of(1))
+
+
 def test_a_folder_deleted_under_it_is_made_again_with_its_secret(folder: Path, disk: DiskTier) -> None:
     import shutil
 
