@@ -239,6 +239,7 @@ def test_a_text_that_is_embedded_has_the_spare_slot_to_itself() -> None:
     Bench(FakeEngine(spec), tiers=tiers).answer(_prompt(6, 200), max_tokens=2)
     for seed in range(4):
         bench = Bench(FakeEngine(spec), tiers=tiers)
+        bench.scheduler.exports.next = lambda *_, **__: None  # type: ignore[method-assign]
         bench.answer(_prompt(60 + seed, 200), max_tokens=2)
         bench.answer(_prompt(70 + seed, 200), max_tokens=2)
         vectors = bench.embed([_prompt(30 + seed, 200)], client="embeds")
