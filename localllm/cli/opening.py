@@ -64,6 +64,11 @@ class OpenedModel(Protocol):
         ...
 
     @property
+    def is_deterministic(self) -> bool:
+        """Say whether equal requests get answers equal to the last bit."""
+        ...
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What was decided when it was loaded."""
         ...

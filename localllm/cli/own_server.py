@@ -26,7 +26,7 @@ _URL = re.compile(r"listening on (https?://\S+)")
 class OwnServer:
     """A child process that serves. Everything it is told to write goes to `folder`, which `remove` deletes.
 
-    None of the user's settings reach it: what is checked is the server, not how it is set up.
+    None of the user's settings reach it: what is checked is the server, not how it is set up. It keeps no KV on disk.
     """
 
     def __init__(self, arguments: Sequence[str]) -> None:
@@ -113,7 +113,7 @@ class OwnServer:
     def _environment(self) -> Mapping[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("LOCALLLM_") or name in _KEPT}
         own = {"XDG_RUNTIME_DIR": str(self.folder / "run"), "TMPDIR": str(self.folder / "tmp")}
-        return {**kept, **own, "LOCALLLM_CONFIG": os.devnull}
+        return {**kept, **own, "LOCALLLM_CONFIG": os.devnull, "LOCALLLM_KV_DISK": "off"}
 
     def _read(self) -> None:
         assert self.process.stderr is not None

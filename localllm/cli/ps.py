@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from localllm.worker.registry import ServerRecord
 
 TIMEOUT_S = 5.0
+STATS_TIMEOUT_S = 1.0
+_KEPT = ("ram_bytes", "ram_limit_bytes", "retained_cells")
 
 
 def ps(json: Json = False) -> None:
@@ -50,10 +52,26 @@ def _ask(record: ServerRecord) -> dict[str, Any]:
     }
     try:
         models = client.call(record, "ps", timeout_s=TIMEOUT_S)
-        facts["models"] = [model for model in models if model["state"] != "unloaded"]
+        facts["models"] = [_with_kept(record, model) for model in models if model["state"] != "unloaded"]
     except LocalLLMError as error:
         facts["problem"] = error.message
     return facts
+
+
+def _with_kept(record: ServerRecord, model: dict[str, Any]) -> dict[str, Any]:
+    """Return a model's facts with what it keeps of prompts; None where it does not say so at once."""
+    from pathlib import Path
+
+    from localllm.errors import LocalLLMError
+    from localllm.worker import client
+
+    if model["state"] != "ready":
+        return {**model, "kept": None}
+    try:
+        stats = client.call(record, "stats", timeout_s=STATS_TIMEOUT_S, path=Path(model["path"]))
+        return {**model, "kept": {name: stats[name] for name in _KEPT}}
+    except (LocalLLMError, KeyError):
+        return {**model, "kept": None}
 
 
 def _table(servers: list[dict[str, Any]]) -> str:
@@ -67,6 +85,7 @@ def _table(servers: list[dict[str, Any]]) -> str:
                     model["name"],
                     model["state"],
                     size(model["size_bytes"]),
+                    size(model["kept"]["ram_bytes"]) if model["kept"] else "-",
                     str(model["n_requests"]),
                     _ago(model["last_used_s"]),
                     str(model["pid"] or "-"),
@@ -75,9 +94,11 @@ def _table(servers: list[dict[str, Any]]) -> str:
             )
         if not server["models"]:
             rows.append(
-                ("-", server["problem"] or "no model is loaded", "-", "-", "-", str(server["pid"]), server["url"])
+                ("-", server["problem"] or "no model is loaded", "-", "-", "-", "-", str(server["pid"]), server["url"])
             )
-    return table(("MODEL", "STATE", "SIZE", "REQUESTS", "LAST USED", "PID", "SERVER"), rows, frozenset((2, 3)))
+    return table(
+        ("MODEL", "STATE", "SIZE", "KV IN RAM", "REQUESTS", "LAST USED", "PID", "SERVER"), rows, frozenset((2, 3, 4))
+    )
 
 
 def _why(model: dict[str, Any]) -> str:

@@ -147,6 +147,7 @@ def document(outcome: Outcome, model: OpenedModel) -> dict[str, Any]:
             "quant": model.info.quant,
             "n_ctx": model.n_ctx,
         },
+        **({"localllm": {"deterministic": True}} if model.is_deterministic else {}),
     }
 
 

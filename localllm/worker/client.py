@@ -48,12 +48,20 @@ CALL_TIMEOUT_S = 30.0
 T = TypeVar("T")
 
 
-def call(record: ServerRecord, verb: str, argument: Any = None, timeout_s: float = CALL_TIMEOUT_S) -> Any:
-    """Ask a server for something that is no generation; return its answer.
+def call(
+    record: ServerRecord,
+    verb: str,
+    argument: Any = None,
+    timeout_s: float = CALL_TIMEOUT_S,
+    *,
+    path: Path | None = None,
+) -> Any:
+    """Ask a server, or the model of the file at `path` in it, for something that is no generation; return its answer.
 
     Raises: ServerUnreachable, TimedOut, and the failure that the server tells of.
     """
-    connection, _ = Connection.open(record, Attach(VERSION), timeout_s)
+    wish = Attach(VERSION) if path is None else Attach(VERSION, os.path.abspath(path), {})
+    connection, _ = Connection.open(record, wish, timeout_s)
     try:
         connection.send(Call(1, verb, argument))
         return _result(connection.receive())
@@ -93,6 +101,7 @@ class RemoteModel:
     info: RemoteInfo
     n_ctx: int
     notes: tuple[str, ...] = ()
+    is_deterministic: bool = False
 
 
 class RemoteService:
@@ -107,6 +116,7 @@ class RemoteService:
             info=RemoteInfo(model["architecture"], model["quant"]),
             n_ctx=min(model["n_ctx"], model["max_sequence_tokens"]),
             notes=tuple(model["notes"]),
+            is_deterministic=model["is_deterministic"],
         )
         self.can_chat: bool = model["can_chat"]
         self._connection = connection

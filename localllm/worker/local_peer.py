@@ -56,6 +56,9 @@ WORKER_CALLS = frozenset(
 )
 """The calls that are a worker's own and are relayed to it."""
 
+LOOKING_CALLS = frozenset(("stats", "cache_stats", "clear_cache"))
+"""Those of them that are no use of the model: it is unloaded as if they had not come."""
+
 
 class Peer:
     """One connection and what is at work for it."""
@@ -222,6 +225,13 @@ class Peer:
             raise UsageError("This connection asked for no model.", "localllm ps")
         return await self._server.supervisor.worker(self._model)
 
+    def _looked_at(self) -> Worker:
+        """Return the model's worker as it is. Raises: Unavailable where there is none any more."""
+        for worker in self._server.supervisor.workers():
+            if worker.name == self._model:
+                return worker
+        raise Unavailable("The model is not loaded any more.", "localllm ps")
+
     async def _happened(self, number: int, batch: list[events.Event]) -> None:
         await self._send(Happened(time.monotonic(), [(number, [event_to_wire(event) for event in batch])]))
 
@@ -246,7 +256,7 @@ class Peer:
             case "unload":
                 return entry_to_wire(await supervisor.unload(_name_of(call.argument)))
             case verb if verb in WORKER_CALLS:
-                worker = await self._worker()
+                worker = self._looked_at() if verb in LOOKING_CALLS else await self._worker()
                 return await worker.call(verb, call.argument)
             case _:
                 raise UsageError("There is no such call.", "localllm ps")

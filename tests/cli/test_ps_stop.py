@@ -18,6 +18,7 @@ import pytest
 
 from localllm.cli import ps as ps_verb
 from localllm.cli import stop as stop_verb
+from localllm.errors import Unavailable
 from localllm.worker import registry
 from localllm.worker.registry import ServerRecord
 from tests.cli.conftest import Opened, Result
@@ -69,9 +70,29 @@ def test_models_are_listed_with_their_state(cli: Cli, tmp_path: Path) -> None:
     with listening(supervisor):
         lines = cli("ps").out.splitlines()
         (server,) = cli("ps", "--json").json()["servers"]
-    assert lines[0].split() == ["MODEL", "STATE", "SIZE", "REQUESTS", "LAST", "USED", "PID", "SERVER"]
-    assert lines[1].split() == ["fake", "ready", "2.0", "MB", "0", "2", "min", "ago", "4242", "http://127.0.0.1:8080"]
+    assert re.split(r"\s\s+", lines[0])[:6] == ["MODEL", "STATE", "SIZE", "KV IN RAM", "REQUESTS", "LAST USED"]
+    assert re.split(r"\s\s+", lines[1]) == [
+        *("fake", "ready", "2.0 MB", "0 B", "0", "2 min ago", "4242", "http://127.0.0.1:8080")
+    ]
+    assert server["models"][0]["kept"]["ram_bytes"] == 0
     assert (server["pid"], server["problem"], server["models"][0]["name"]) == (os.getpid(), None, "fake")
+
+
+def test_looking_at_a_model_is_no_use_of_it(cli: Cli, tmp_path: Path) -> None:
+    supervisor = supervisor_of(tmp_path / "m.gguf")
+    with listening(supervisor):
+        supervisor.refuses["fake"] = Unavailable("It was used.")
+        assert cli("ps").out.splitlines()[1].split()[4:6] == ["0", "B"]
+        [model] = cli("cache", "stats", "--json").json()["models"]
+        assert model["model"] == "fake"
+        assert cli("cache", "clear").code == 0
+
+
+def test_a_model_that_does_not_answer_is_listed(cli: Cli, tmp_path: Path) -> None:
+    supervisor = supervisor_of(tmp_path / "m.gguf")
+    supervisor.fakes["fake"].fails["stats"] = Unavailable("It hangs.")
+    with listening(supervisor):
+        assert re.split(r"\s\s+", cli("ps").out.splitlines()[1])[2:4] == ["2.0 MB", "-"]
 
 
 def test_models_that_are_only_stored_are_left_to_ls(cli: Cli, tmp_path: Path) -> None:

@@ -7,23 +7,18 @@ from localllm.cli.options import Json, Quiet
 
 def clear(json: Json = False, quiet: Quiet = False) -> None:
     """Forget all that is kept of prompts: on disk, pinned too, and in the models of running servers."""
-    import msgspec
-
-    from localllm.cli.cache.models import serving
+    from localllm.cli.cache.models import answers
     from localllm.cli.keeping import default_folder
     from localllm.cli.output import Answer, Notes
     from localllm.cli.tables import size
     from localllm.runtime.kv.disk_list import delete_all
 
-    models = [
-        {"model": name, "server": record.url, **msgspec.to_builtins(service.clear_cache())}
-        for record, name, service in serving()
-    ]
+    notes = Notes(quiet=quiet)
+    models = answers("clear_cache", notes)
     n_blocks, n_bytes = delete_all(default_folder())
     if json:
         Answer().document({"disk": {"n_blocks": n_blocks, "bytes": n_bytes}, "models": models})
         return
-    notes = Notes(quiet=quiet)
     for model in models:
         n_freed = model["ram_bytes"] + model["disk_bytes"]
         notes.say(f"{model['model']} at {model['server']}: {size(n_freed)} and {model['n_device_cells']} cells freed")

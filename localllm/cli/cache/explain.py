@@ -5,13 +5,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from localllm.cli.cache.prompt_file import PromptFile
-from localllm.cli.options import Json, LoadFlags, Model, Verbose
+from localllm.cli.options import CacheFlags, Json, LoadFlags, Model, NoServer, Verbose
 
 if TYPE_CHECKING:
     from localllm.runtime.kv.explain import Explanation
 
 
-def explain(model: Model, file: PromptFile, *, load: LoadFlags, json: Json = False, verbose: Verbose = False) -> None:
+def explain(
+    model: Model,
+    file: PromptFile,
+    *,
+    load: LoadFlags,
+    cache: CacheFlags,
+    no_server: NoServer = False,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
     """Say how much of a prompt is known, where it lies, and why not more. Nothing is computed.
 
     A running server that holds the model is asked; else the model is loaded, which knows what lies on disk.
@@ -23,10 +32,10 @@ def explain(model: Model, file: PromptFile, *, load: LoadFlags, json: Json = Fal
     from localllm.cli.output import Answer, Notes
 
     request = read_request(file)
-    with opened(model, load, Notes(verbose=verbose)) as service:
+    with opened(model, load, cache, Notes(verbose=verbose), in_process=no_server) as service:
         told = service.explain(request)
     if json:
-        Answer().document(msgspec.to_builtins(told))
+        Answer().document({"n_known_tokens": told.n_known_tokens, **msgspec.to_builtins(told)})
         return
     Answer().write(_lines(told))
 

@@ -9,18 +9,15 @@ from localllm.cli.options import Json
 
 def stats(json: Json = False) -> None:
     """Count what is kept: on disk, and in the models of running servers."""
-    from localllm.cli.cache.models import serving
+    from localllm.cli.cache.models import answers
     from localllm.cli.keeping import default_folder
     from localllm.cli.output import Answer, Notes
     from localllm.runtime.kv.disk_list import total
 
     folder = default_folder()
     disk = total(folder)
-    models = []
-    for record, name, service in serving():
-        import msgspec
-
-        models.append({"model": name, "server": record.url, **msgspec.to_builtins(service.cache_stats())})
+    notes = Notes()
+    models = answers("cache_stats", notes)
     out = Answer()
     if json:
         out.document({"disk": {"folder": str(folder), **disk}, "models": models})
@@ -29,7 +26,7 @@ def stats(json: Json = False) -> None:
     for model in models:
         out.write("\n" + _model_lines(model))
     if not models:
-        Notes().say("no server of yours holds a model (localllm serve)")
+        notes.say("no server of yours holds a model (localllm serve)")
 
 
 def _disk_lines(folder: str, disk: dict[str, int]) -> str:

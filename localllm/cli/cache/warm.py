@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from localllm.cli.cache.prompt_file import PromptFile
-from localllm.cli.options import Json, LoadFlags, Model, Quiet, Verbose
+from localllm.cli.options import CacheFlags, Json, LoadFlags, Model, NoServer, Quiet, Verbose
 
 
 def warm(
@@ -11,6 +11,8 @@ def warm(
     file: PromptFile,
     *,
     load: LoadFlags,
+    cache: CacheFlags,
+    no_server: NoServer = False,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -19,12 +21,15 @@ def warm(
 
     Every later prompt that begins with it starts where it ends, after a restart too.
     """
+    from dataclasses import replace
+
     import msgspec
 
     from localllm.cli.cache.models import opened
     from localllm.cli.cache.prompt_file import read_request
     from localllm.cli.output import Answer, Notes
     from localllm.runtime.events import Event, Progress
+    from localllm.runtime.service import Service
 
     notes, request = Notes(quiet=quiet, verbose=verbose), read_request(file)
 
@@ -32,15 +37,20 @@ def warm(
         if isinstance(event, Progress):
             notes.progress(f"{event.done_tokens} of {event.total_tokens} tokens")
 
-    with opened(model, load, notes) as service:
+    with opened(model, load, cache, notes, in_process=no_server, is_hashed=True) as service:
         try:
             warmed = service.warm(request, tell)
         finally:
             notes.clear()
+        if isinstance(service, Service):  # what is in memory here goes with this process
+            on_disk = {tier: n for tier, n in warmed.kept_tokens.items() if tier == "disk"}
+            warmed = replace(warmed, kept_tokens=on_disk, is_pinned=any(on_disk.values()))
     if json:
         Answer().document(msgspec.to_builtins(warmed))
         return
     kept = ", ".join(f"{n} on {tier}" for tier, n in warmed.kept_tokens.items() if n) or "nowhere"
     notes.say(f"{warmed.n_tokens} tokens, {warmed.n_computed_tokens} of them computed now; kept: {kept}")
     if not warmed.is_pinned:
-        notes.say("note: nothing of it is pinned: there is no RAM or disk tier that could keep it")
+        notes.always(
+            "note: nothing of it is kept beyond this: there is no tier with room for it (localllm cache stats)"
+        )
