@@ -75,7 +75,7 @@ def _with_kept(record: ServerRecord, model: dict[str, Any]) -> dict[str, Any]:
 
 
 def _table(servers: list[dict[str, Any]]) -> str:
-    from localllm.cli.tables import size, table
+    from localllm.cli.tables import ago, size, table
 
     rows = []
     for server in servers:
@@ -87,7 +87,7 @@ def _table(servers: list[dict[str, Any]]) -> str:
                     size(model["size_bytes"]),
                     size(model["kept"]["ram_bytes"]) if model["kept"] else "-",
                     str(model["n_requests"]),
-                    _ago(model["last_used_s"]),
+                    ago(time.time() - model["last_used_s"]) if model["last_used_s"] else "never",
                     str(model["pid"] or "-"),
                     server["url"],
                 )
@@ -104,14 +104,3 @@ def _table(servers: list[dict[str, Any]]) -> str:
 def _why(model: dict[str, Any]) -> str:
     """Return why a model is not as it should be; "" where it is. Too long for the table."""
     return str(model["reason"] or ("its file has changed since it was loaded" if model["is_changed"] else ""))
-
-
-def _ago(moment_s: float) -> str:
-    """Return how long ago something was, in its largest unit; "never" for 0."""
-    if not moment_s:
-        return "never"
-    passed = max(0, int(time.time() - moment_s))
-    for unit, seconds in (("d", 86400), ("h", 3600), ("min", 60)):
-        if passed >= seconds:
-            return f"{passed // seconds} {unit} ago"
-    return f"{passed} s ago"

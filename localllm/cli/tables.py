@@ -43,6 +43,15 @@ def size(n_bytes: int) -> str:
     return f"{value:.{digits}f} {_BYTE_UNITS[unit]}"
 
 
+def ago(passed_s: float) -> str:
+    """Return how long ago something was, in its largest unit: 3 min ago."""
+    passed = max(0, int(passed_s))
+    for unit, seconds in (("d", 86400), ("h", 3600), ("min", 60)):
+        if passed >= seconds:
+            return f"{passed // seconds} {unit} ago"
+    return f"{passed} s ago"
+
+
 def count(n: int) -> str:
     """Return a count in short: 135M, 1.5B."""
     for unit, factor in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("K", 10**3)):

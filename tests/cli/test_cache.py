@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from localllm.runtime.config import TierConfig
+from localllm.cli.cache.prompt_file import read_request
+from localllm.errors import Unavailable
+from localllm.runtime.config import LoadConfig, TierConfig
 from localllm.runtime.engine import EngineSpec
 from localllm.runtime.kv.blocks import NO_ROOT
 from localllm.runtime.kv.ram import Note
 from localllm.runtime.kv.tiers import Tiers
-from tests.cli.conftest import Result
+from localllm.runtime.types import ChatRequest, CompletionRequest
+from tests.cli.conftest import Opened, Result
 from tests.fake_engine import SPEC
+from tests.worker.local import Local, listening, supervisor_of
 
 Cli = Callable[..., Result]
 TOKENS = list(range(40, 140)) + [7] * 60
@@ -62,7 +67,13 @@ def test_clear_leaves_no_block(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"), [("", "no text"), ('{"messages": []}', "conversation"), ('{"prompt": 3}', "no text")]
+    ("text", "words"),
+    [
+        ("", "no text"),
+        ('{"messages": []}', "no messages"),
+        ('{"messages": [3]}', "conversation"),
+        ('{"prompt": 3}', "no text"),
+    ],
 )
 def test_a_file_that_is_no_prompt_is_refused_before_anything_is_loaded(
     cli: Cli, tmp_path: Path, text: str, words: str
@@ -86,3 +97,76 @@ def test_warmed_text_is_found_by_the_next_process(cli: Cli, tmp_path: Path, smol
     told = cli("cache", "explain", str(smollm2), str(document), "--threads", "1", "--json").json()
     assert told["known_tokens"]["disk"] >= warmed["n_tokens"] - 4  # where the user's turn would begin
     assert cli("cache", "ls", "--json").json()["prefixes"][0]["is_pinned"] is True
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "model.gguf"
+
+
+@pytest.fixture
+def local(file: Path) -> Iterator[Local]:
+    with listening(supervisor_of(file, config=LoadConfig(parallel=4))) as local:
+        yield local
+
+
+def test_a_model_in_a_server_is_warmed_explained_counted_and_cleared_there(
+    cli: Cli, opened: Opened, local: Local, file: Path
+) -> None:
+    document = "Rule one: be kind. Rule two: say what you know. " * 4
+    before = cli("cache", "explain", str(file), "-", "--json", stdin=document).json()
+    assert (before["n_known_tokens"], before["reason"]) == (0, "never_seen")
+    assert before["diverges_at"]["position"] == 0
+    warmed = cli("cache", "warm", str(file), "-", "--json", stdin=document).json()
+    assert warmed["n_tokens"] == warmed["n_computed_tokens"] > len(document) / 2
+    asked = json.dumps({"messages": [{"role": "system", "content": document}, {"role": "user", "content": "which?"}]})
+    after = cli("cache", "explain", str(file), "-", stdin=asked)
+    assert f"{warmed['n_tokens']} tokens (" in after.out
+    assert "'which?" in after.out or "which?" in after.out
+    [model] = cli("cache", "stats", "--json").json()["models"]
+    assert (model["model"], model["prompt_tokens"]["computed"]) == ("fake", warmed["n_tokens"])
+    assert "cells" in cli("cache", "clear").err
+    assert cli("cache", "explain", str(file), "-", "--json", stdin=document).json()["n_known_tokens"] == 0
+    assert opened.calls == []
+
+
+def test_a_model_that_cannot_be_asked_is_named_and_the_rest_is_told(cli: Cli, local: Local) -> None:
+    local.worker.fails["cache_stats"] = Unavailable("It hangs.")
+    told = cli("cache", "stats", "--json")
+    assert told.json()["models"] == []
+    assert "fake at http://127.0.0.1:8080: It hangs." in told.err
+
+
+def test_a_model_that_no_server_holds_is_loaded_here(cli: Cli, opened: Opened, tmp_path: Path) -> None:
+    told = cli("cache", "explain", "some-model", "-", "--json", "--ctx", "2048", stdin="be kind")
+    assert told.json()["n_known_tokens"] == 0
+    [(name, config, _)] = opened.calls
+    assert (name, config.ctx) == ("some-model", 2048)
+
+
+def test_what_is_warmed_here_and_not_on_disk_is_lost_and_that_is_said(cli: Cli, opened: Opened, tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    told = cli("cache", "warm", str(tmp_path / "m.gguf"), "-", "--private", stdin="be kind to all")
+    assert told.code == 0
+    assert "kept: nowhere" in told.err
+    assert "nothing of it is kept" in told.err
+
+
+def test_a_request_is_read_as_the_server_would(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_text('{"messages": [{"role": "user", "content": "hi"}], "tools": [{"type": "function"}]}')
+    request = read_request(path)
+    assert isinstance(request, ChatRequest)
+    assert (request.messages[0]["content"], len(request.tools)) == ("hi", 1)
+    path.write_text('{"prompt": "once upon"}')
+    prompt = read_request(path)
+    assert isinstance(prompt, CompletionRequest)
+    assert prompt.prompt == "once upon"
+    path.write_text("x-anthropic-billing-header: cch=1\nBe kind.")
+    request = read_request(path)
+    assert isinstance(request, ChatRequest)
+    assert request.messages[0]["content"] == "Be kind."
+    path.write_text('{"name": "a document that happens to be JSON"}')
+    request = read_request(path)
+    assert isinstance(request, ChatRequest)
+    assert request.messages[0]["role"] == "system"

@@ -41,7 +41,7 @@ def explain(
 
 
 def _lines(told: Explanation) -> str:
-    from localllm.cli.tables import pairs
+    from localllm.cli.tables import ago, pairs
 
     known = ", ".join(f"{n} from {tier}" for tier, n in told.known_tokens.items() if n) or "none"
     lines = {
@@ -50,7 +50,7 @@ def _lines(told: Explanation) -> str:
         "why not more": told.message,
     }
     if told.age_s is not None:
-        lines["last used"] = f"{told.age_s:.0f} s ago"
+        lines["last used"] = ago(told.age_s)
     parting = told.diverges_at
     if parting is not None:
         lines["first unknown"] = f"token {parting.position}, {parting.text!r}"

@@ -13,7 +13,7 @@ def ls(json: Json = False) -> None:
 
     from localllm.cli.keeping import default_folder
     from localllm.cli.output import Answer, Notes
-    from localllm.cli.tables import size, table
+    from localllm.cli.tables import ago, size, table
     from localllm.runtime.kv.disk_list import prefixes
 
     kept = prefixes(default_folder())
@@ -24,15 +24,13 @@ def ls(json: Json = False) -> None:
         Notes().say("nothing is kept on disk")
         return
     rows = [
-        (one.model, str(one.n_tokens), size(one.n_bytes), _age(one.used_s), "pinned" if one.is_pinned else "")
+        (
+            one.model,
+            str(one.n_tokens),
+            size(one.n_bytes),
+            ago(time.time() - one.used_s),
+            "pinned" if one.is_pinned else "",
+        )
         for one in kept
     ]
     Answer().write(table(("MODEL", "TOKENS", "SIZE", "LAST USED", ""), rows, frozenset((1, 2))))
-
-
-def _age(used_s: float) -> str:
-    passed_s = max(0, int(time.time() - used_s))
-    for unit, seconds in (("d", 86400), ("h", 3600), ("min", 60)):
-        if passed_s >= seconds:
-            return f"{passed_s // seconds} {unit} ago"
-    return f"{passed_s} s ago"

@@ -24,14 +24,13 @@ PromptFile: TypeAlias = Annotated[
 def read_request(file: Path) -> GenerationRequest:
     """Return the request of a file. Raises UsageError for what is neither text nor such JSON."""
     from localllm.cli.prompt_input import read_files, read_stdin
-    from localllm.runtime.types import ChatRequest
 
     text = (read_stdin(asked_for=True) or "") if str(file) == "-" else read_files([file])[0]
     if not text.strip():
         raise UsageError(f"There is no text in {file}.", "give a document, or JSON with messages")
     asked = _json(text)
     if asked is None:
-        return ChatRequest(({"role": "system", "content": text},))
+        asked = {"messages": [{"role": "system", "content": text}]}
     return _request(asked, file)
 
 
@@ -47,13 +46,21 @@ def _json(text: str) -> dict[str, Any] | None:
 
 def _request(asked: dict[str, Any], file: Path) -> GenerationRequest:
     from localllm.runtime.types import ChatRequest, CompletionRequest
+    from localllm.server.agent_headers import leave_out
+    from localllm.server.openai_chat import check_messages
 
-    messages, prompt, tools = asked.get("messages"), asked.get("prompt"), asked.get("tools") or []
-    if messages is not None:
-        is_list = isinstance(messages, list) and messages and all(isinstance(m, dict) and "role" in m for m in messages)
-        if not is_list or not isinstance(tools, list):
-            raise UsageError(f"The messages of {file} are no conversation.", "a list of role and content")
-        return ChatRequest(tuple(messages), tools=tuple(tools), template_kwargs=asked.get("chat_template_kwargs") or {})
-    if not isinstance(prompt, str):
-        raise UsageError(f"The prompt of {file} is no text.", "send one text")
-    return CompletionRequest(prompt)
+    messages, prompt = asked.get("messages"), asked.get("prompt")
+    if messages is None:
+        if not isinstance(prompt, str):
+            raise UsageError(f"The prompt of {file} is no text.", "send one text")
+        return CompletionRequest(prompt)
+    tools, kwargs = asked.get("tools") or [], asked.get("chat_template_kwargs") or {}
+    if not _is_list_of_objects(messages) or not _is_list_of_objects(tools) or not isinstance(kwargs, dict):
+        raise UsageError(f"The messages of {file} are no conversation.", "a list of role and content")
+    check_messages(messages)
+    kept, _ = leave_out(messages, is_kept=False)
+    return ChatRequest(tuple(kept), tools=tuple(tools), template_kwargs=kwargs)
+
+
+def _is_list_of_objects(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, dict) for one in value)
