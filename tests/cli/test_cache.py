@@ -57,7 +57,10 @@ def test_stats_count_the_folder(cli: Cli) -> None:
     folder = _fill()
     disk = cli("cache", "stats", "--json").json()["disk"]
     assert (disk["folder"], disk["n_blocks"]) == (str(folder), 3)
-    assert disk["bytes"] == sum(path.stat().st_size for path in folder.rglob("*.kv"))
+    assert disk["bytes"] == sum(path.stat().st_size for path in folder.rglob("*.kv")) == disk["written_today_bytes"]
+    told = cli("cache", "stats")
+    assert "3 blocks" in told.out
+    assert "written today" in told.out
 
 
 def test_clear_leaves_no_block(cli: Cli) -> None:

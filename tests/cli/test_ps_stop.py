@@ -134,6 +134,32 @@ def test_several_servers_have_to_be_told_apart(cli: Cli, tmp_path: Path) -> None
         own.close()
 
 
+def test_what_a_server_computed_is_found_after_a_restart(cli: Cli, opened: Opened, tiny: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copy(tiny / "llama-dense.gguf", tmp_path))
+    ask = ("run", str(model), "Be kind to everyone who asks, " * 5, "-n", "3", "--raw")
+    with serving(model) as (process, _):
+        wait_ready(cli)
+        assert cli(*ask).code == 0
+        assert cli(*ask, "--private", "-f", str(private_text(tmp_path))).code == 0
+        assert cli("stop").code == 0
+        process.wait(20)
+    with serving(model):
+        wait_ready(cli)
+        again = cli(*ask, "--json").json()
+        assert again["usage"]["cached_tokens"]["disk"] == again["usage"]["prompt_tokens"] - 1
+        private = cli(*ask, "-f", str(private_text(tmp_path)), "--json").json()
+        assert sum(private["usage"]["cached_tokens"].values()) <= again["usage"]["prompt_tokens"] + 1  # what is common
+        assert private["usage"]["prompt_tokens"] > 2 * again["usage"]["prompt_tokens"]
+    assert opened.calls == []
+
+
+def private_text(folder: Path) -> Path:
+    """Write what is said in private."""
+    path = folder / "private.txt"
+    path.write_text("nobody but us two may ever know of this. " * 10)
+    return path
+
+
 def test_a_server_is_served_listed_used_and_stopped(cli: Cli, opened: Opened, tiny: Path, tmp_path: Path) -> None:
     model = Path(shutil.copy(tiny / "llama-dense.gguf", tmp_path))
     with serving(model) as (process, url):

@@ -16,10 +16,12 @@ def clear(json: Json = False, quiet: Quiet = False) -> None:
     notes = Notes(quiet=quiet)
     models = answers("clear_cache", notes)
     n_blocks, n_bytes = delete_all(default_folder())
+    n_blocks += sum(model["n_disk_blocks"] for model in models)
+    n_bytes += sum(model["disk_bytes"] for model in models)
     if json:
         Answer().document({"disk": {"n_blocks": n_blocks, "bytes": n_bytes}, "models": models})
         return
     for model in models:
-        n_freed = model["ram_bytes"] + model["disk_bytes"]
-        notes.say(f"{model['model']} at {model['server']}: {size(n_freed)} and {model['n_device_cells']} cells freed")
+        freed = f"{size(model['ram_bytes'])} of RAM and {model['n_device_cells']} cells freed"
+        notes.say(f"{model['model']} at {model['server']}: {freed}")
     notes.say(f"{size(n_bytes)} in {n_blocks} blocks deleted from disk")

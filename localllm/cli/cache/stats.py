@@ -33,7 +33,8 @@ def _disk_lines(folder: str, disk: dict[str, int]) -> str:
     from localllm.cli.tables import pairs, size
 
     pinned = f" ({size(disk['pinned_bytes'])} pinned)" if disk["pinned_bytes"] else ""
-    return pairs({"disk": folder, "kept": f"{size(disk['bytes'])} in {disk['n_blocks']} blocks{pinned}"})
+    kept = f"{size(disk['bytes'])} in {disk['n_blocks']} blocks{pinned}"
+    return pairs({"disk": folder, "kept": kept, "written today": size(disk["written_today_bytes"])})
 
 
 def _model_lines(model: dict[str, Any]) -> str:
@@ -48,6 +49,6 @@ def _model_lines(model: dict[str, Any]) -> str:
     }
     disk = model["disk"]
     if disk is not None:
-        today = f"{size(disk['spent_today_bytes'])} of {size(disk['daily_bytes'])} written today"
-        lines["disk"] = f"{today}{', off: ' + disk['failure'] if disk['failure'] else ''}"
+        written = f"{size(disk['written_bytes'])} written, at most {size(disk['daily_bytes'])} a day by all"
+        lines["disk"] = f"{written}{'; off: ' + disk['failure'] if disk['failure'] else ''}"
     return pairs(lines)

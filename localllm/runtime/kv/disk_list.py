@@ -10,7 +10,7 @@ from pathlib import Path
 from localllm.models.disk import files
 from localllm.runtime.kv.blocks import Block, Key
 from localllm.runtime.kv.disk_format import BadFile, read_header
-from localllm.runtime.kv.disk_room import delete_blocks, engine_folders, survey
+from localllm.runtime.kv.disk_room import delete_blocks, engine_folders, spent_today, survey
 
 _ABOUT_BYTES = 1 << 16
 
@@ -27,11 +27,16 @@ class KeptPrefix:
 
 
 def total(folder: Path) -> dict[str, int]:
-    """Return what lies in the folder: n_blocks, bytes, pinned_bytes."""
+    """Return what lies in the folder: n_blocks, bytes, pinned_bytes; and written_today_bytes."""
     n_blocks = n_bytes = n_pinned = 0
     for _, size_bytes, _, is_pinned in survey(folder):
         n_blocks, n_bytes, n_pinned = n_blocks + 1, n_bytes + size_bytes, n_pinned + size_bytes * is_pinned
-    return {"n_blocks": n_blocks, "bytes": n_bytes, "pinned_bytes": n_pinned}
+    return {
+        "n_blocks": n_blocks,
+        "bytes": n_bytes,
+        "pinned_bytes": n_pinned,
+        "written_today_bytes": spent_today(folder),
+    }
 
 
 def prefixes(folder: Path) -> list[KeptPrefix]:

@@ -82,6 +82,11 @@ class DayBudget:
                 self.refresh()
 
 
+def spent_today(folder: Path) -> int:
+    """Return the bytes that were written today, as far as processes have told yet."""
+    return _read_day(folder / "daily.json", _today())
+
+
 class FolderRoom:
     """Keeps the folder within its budget and its age. Used by the writer's thread alone."""
 
