@@ -149,8 +149,9 @@ class Serving:
         return self.log.read_text(encoding="utf-8", errors="replace")
 
     def last_lines(self, n: int = 20) -> str:
-        """Return the end of its log."""
-        return "\n".join(self.log_text().splitlines()[-n:])
+        """Return the end of its log; that we asked whether it is ready is no news."""
+        lines = [line for line in self.log_text().splitlines() if "route=/readyz" not in line]
+        return "\n".join(lines[-n:])
 
 
 def fake_engine(step_ms: float) -> dict[str, str]:
