@@ -68,11 +68,12 @@ def open(
         path=found.path,
         sha256=found.sha256,
         info=info,
-        n_ctx=engine.spec.pool_tokens,
+        n_ctx=placement.max_sequence_tokens if placement.cut_tokens else engine.spec.pool_tokens,
         n_slots=engine.spec.n_slots,
         sampling=facts.sampling,
         notes=placement.notes,
         settings=_settings(placement),
+        is_deterministic=placement.cut_tokens > 0,
     )
     return Service(loaded, facts, engine, _running_at_most(runtime, config.parallel), hooks=hooks or NO_HOOKS)
 

@@ -317,6 +317,10 @@ class FakeEngine:
             self._check(all(0 <= t < spec.n_vocab for t in item.tokens), "an id outside the vocabulary")
         if not spec.ragged_rows:
             self._check(len({len(i.tokens) for i in batch.items}) == 1, "ragged rows")
+        if spec.cut_tokens and batch.n_rows > spec.exact_rows:
+            item, *others = batch.items
+            is_chunk = item.start % spec.cut_tokens == 0 and len(item.tokens) <= spec.cut_tokens and not others
+            self._check(is_chunk, "rows that are no chunk between two cuts")
         if not spec.mixes_prefill_and_decode:
             kinds = {i.n_logits == len(i.tokens) for i in batch.items}
             self._check(len(kinds) == 1, "prefill and decode in one forward")
@@ -449,6 +453,7 @@ def fake_parts(
         n_ctx=engine.spec.pool_tokens,
         n_slots=engine.spec.n_slots,
         sampling=sampling,
+        is_deterministic=engine.spec.cut_tokens > 0,
     )
     return model, facts
 

@@ -37,7 +37,8 @@ class ChunkPolicy:
         """Say whether this step may decode and whether it may prefill; engines that cannot mix alternate."""
         has_prefill = any(s.phase is Phase.PREFILL for s in running)
         has_decode = any(s.phase is Phase.DECODE for s in running)
-        if not (has_prefill and has_decode) or (self._spec.mixes_prefill_and_decode and self._spec.ragged_rows):
+        mixes = self._spec.mixes_prefill_and_decode and self._spec.ragged_rows and not self._spec.cut_tokens
+        if not (has_prefill and has_decode) or mixes:
             return True, True
         self._prefill_turn = not self._prefill_turn
         return not self._prefill_turn, self._prefill_turn

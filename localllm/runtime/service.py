@@ -47,7 +47,8 @@ class LoadedModel:
     """What is loaded, and how. `sampling` = what a request without sampling fields gets.
 
     `sha256` is None until the file was hashed once; `notes` are the plan's lines for people;
-    `settings` are the parameters in force, by llama-bench's names.
+    `settings` are the parameters in force, by llama-bench's names. `n_ctx`: tokens of its context.
+    `is_deterministic`: equal requests get answers equal to the last bit.
     """
 
     name: str
@@ -59,6 +60,7 @@ class LoadedModel:
     sampling: Sampling
     notes: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+    is_deterministic: bool = False
 
 
 def _answer(asked: Future[T], question: Callable[[], T]) -> None:

@@ -99,8 +99,14 @@ class ChatChoice(msgspec.Struct, frozen=True):
     finish_reason: Literal["stop", "length"]
 
 
+class OwnFields(msgspec.Struct, frozen=True):
+    """What no other server tells. `deterministic`: equal requests get answers equal to the last bit."""
+
+    deterministic: bool
+
+
 class WholeAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What every whole answer holds."""
+    """What every whole answer holds. `localllm`: from a model that was loaded with --deterministic."""
 
     id: str
     created: int
@@ -108,6 +114,7 @@ class WholeAnswer(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str
     usage: UsageBody
     timings: Timings
+    localllm: OwnFields | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatAnswer(WholeAnswer, frozen=True, kw_only=True):
@@ -187,6 +194,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     usage: ChunkUsage | None = None
     timings: Timings | None = None
     prompt_progress: PromptProgress | None = None
+    localllm: OwnFields | None = None
 
 
 class ChatChunk(Chunk, frozen=True, kw_only=True, omit_defaults=True):

@@ -25,12 +25,19 @@ class Identity:
     id: str
     model: str
     fingerprint: str
+    is_deterministic: bool = False
     created_s: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
     def of(cls, answer_id: str, worker: Worker) -> Identity:
         """Return the identity of an answer by this worker's model."""
-        return cls(answer_id, worker.name, fingerprint(worker.model, localllm.__version__))
+        model = worker.model
+        return cls(answer_id, worker.name, fingerprint(model, localllm.__version__), bool(model["is_deterministic"]))
+
+    @property
+    def own_fields(self) -> dict[str, Any]:
+        """What no other server tells of its answers, as fields of each part."""
+        return {"localllm": {"deterministic": True}} if self.is_deterministic else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +108,7 @@ def whole_body(kind: str, identity: Identity, choices: list[dict[str, Any]], cos
         "created": identity.created_s,
         "model": identity.model,
         "system_fingerprint": identity.fingerprint,
+        **identity.own_fields,
         "choices": choices,
         "usage": costs.usage_body(),
         "timings": costs.timings_body(),

@@ -53,12 +53,13 @@ class Chunks(ABC):
         self._is_counting = is_counting and has_usage
         self._has_usage = has_usage
         self._n_prompt = self._n_completion = 0
-        self._head = b'data: {"id":%b,"object":%b,"created":%d,"model":%b,"system_fingerprint":%b,"choices":[' % (
+        self._head = b'data: {"id":%b,"object":%b,"created":%d,"model":%b,"system_fingerprint":%b,%b"choices":[' % (
             encode(identity.id),
             encode(self.object),
             identity.created_s,
             encode(identity.model),
             encode(identity.fingerprint),
+            b"".join(encode(name) + b":" + encode(value) + b"," for name, value in identity.own_fields.items()),
         )
         self._tail = b'],"usage":null}\n\n' if has_usage else b"]}\n\n"
         self._starts = [b'%b{"index":%d,%b' % (self._head, i, self.before) for i in range(n_choices)]

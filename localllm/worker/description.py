@@ -43,6 +43,7 @@ def describe_loaded(service: Service, config: LoadConfig) -> dict[str, Any]:
         "max_embed_tokens": spec.max_embed_tokens,
         "sampling": asdict(model.sampling),
         "settings": dict(model.settings),
+        "is_deterministic": model.is_deterministic,
         "notes": list(model.notes),
         "config": config_to_wire(config),
     }

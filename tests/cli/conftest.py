@@ -15,9 +15,9 @@ import pytest
 import localllm
 from localllm.cli import main
 from localllm.cli.app import run_command
-from localllm.runtime.engine import Batch
+from localllm.runtime.engine import Batch, EngineSpec
 from localllm.runtime.service import Service
-from tests.fake_engine import ASSISTANT, EOS, TEMPLATE, FakeEngine, fake_service, fake_tokenizer
+from tests.fake_engine import ASSISTANT, EOS, SPEC, TEMPLATE, FakeEngine, fake_service, fake_tokenizer
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ class Opened:
     on_open: Callable[[], None] = lambda: None
     fail_forwards: Sequence[int] = ()
     template: str | None = TEMPLATE
+    spec: EngineSpec = SPEC
     calls: list[tuple[str, Any, Any]] = field(default_factory=list)
     services: list[Service] = field(default_factory=list)
     prompts: list[str] = field(default_factory=list)
@@ -54,7 +55,7 @@ class Opened:
         """Stand for `compose.open`."""
         self.calls.append((model, config, sized_for))
         self.on_open()
-        engine = FakeEngine(script=self._next, on_forward=self.on_forward, fail_forwards=self.fail_forwards)
+        engine = FakeEngine(self.spec, script=self._next, on_forward=self.on_forward, fail_forwards=self.fail_forwards)
         service = fake_service(engine, template=self.template)
         service.model = replace(service.model, info=types.SimpleNamespace(architecture="fake", quant="F32"))  # type: ignore[arg-type]
         self.services.append(service)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -185,6 +186,13 @@ def test_json_is_one_document(cli: Cli, opened: Opened) -> None:
     assert document["model"]["quant"] == "F32"
     assert document["usage"]["completion_tokens"] >= len("Hello there.")
     assert "prefill" in document["timings_ms"]
+
+
+def test_json_tells_of_a_deterministic_model(cli: Cli, opened: Opened) -> None:
+    assert "localllm" not in cli("run", "m", "hi", "--json").json()
+    opened.spec = replace(opened.spec, cut_tokens=64, mixes_prefill_and_decode=False)
+    assert cli("run", "m", "hi", "--json", "--deterministic").json()["localllm"] == {"deterministic": True}
+    assert opened.calls[-1][1].deterministic
 
 
 def test_jsonl_is_the_events(cli: Cli, opened: Opened) -> None:

@@ -209,6 +209,7 @@ def described(name: str, service: Service) -> dict[str, Any]:
         "max_embed_tokens": service.spec.max_embed_tokens,
         "sampling": {"temperature": 0.0},
         "settings": {},
+        "is_deterministic": service.model.is_deterministic,
         "notes": [],
         "config": {},
     }
