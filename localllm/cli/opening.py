@@ -183,6 +183,8 @@ class Opener:
             notes.clear()
         for line in service.model.notes:
             notes.explain(line)
+        if self._tiers.disk_dir and service.model.sha256 is None:
+            notes.explain(f"nothing of this goes to disk: its file was not hashed yet (localllm show {model})")
         notes.explain(f"loaded in {time.monotonic() - started_s:.2f} s, context of {service.model.n_ctx} tokens")
         return service
 

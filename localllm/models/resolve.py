@@ -61,6 +61,9 @@ def resolve(text: str, store: Store | None = None) -> ModelFile:
 def _from_path(text: str, store: Store) -> ModelFile:
     paths = local.find(text)
     known = hashes.known(paths[0], store) if len(paths) == 1 else None
+    if known is None:
+        stored = store.holding(paths[0])
+        known = stored.sha256 if stored is not None else None
     return ModelFile(paths[0].name, paths[0], paths, known, "file")
 
 

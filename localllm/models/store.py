@@ -105,6 +105,14 @@ class Store:
         folder = self.models / folder_of(name)
         return _inspect(folder) if files.is_folder(folder) else None
 
+    def holding(self, path: Path) -> StoredModel | None:
+        """Return the sound model that is loaded from this file."""
+        place = Path(os.path.realpath(path))
+        if place.parent.parent != Path(os.path.realpath(self.models)):
+            return None
+        model = _inspect(place.parent)
+        return model if not model.problem and os.path.realpath(model.path) == str(place) else None
+
     def find(self, text: str) -> StoredModel | None:
         """Return the model of this name, or the one whose name contains `text` (any case, any composition).
 

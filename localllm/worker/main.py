@@ -195,7 +195,20 @@ def open_service(load: Load, config: LoadConfig, runtime: RuntimeConfig, hooks: 
             return faults.open_named(named, load, config, runtime, hooks)
     from localllm import compose
 
+    if keeping_s(runtime):
+        learn_hash(load.model)
     return compose.open(load.model, config, runtime=runtime, hooks=hooks)
+
+
+def learn_hash(model: str) -> None:
+    """Hash a file that never was, once and for all: without it nothing of the model may be kept on disk."""
+    from localllm.models.hashes import sha256_of
+    from localllm.models.resolve import resolve
+
+    with contextlib.suppress(LocalLLMError, OSError):  # loading tells what is wrong
+        found = resolve(model)
+        if found.sha256 is None and len(found.files) == 1:
+            sha256_of(found.path)
 
 
 def warm_up(service: Service) -> None:

@@ -269,3 +269,32 @@ def test_the_process_that_serves_loads_no_native_code() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "0 typer\n", done.stderr
+
+
+def test_what_is_kept_is_set_by_environment_and_file_too(
+    cli: Cli, served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "c.toml").write_text('kv_ram = "off"\nkv_disk = "2GB"\nkv_disk_age = 3\nno_shared_cache = true\n')
+    monkeypatch.setenv("LOCALLLM_CONFIG", str(tmp_path / "c.toml"))
+    monkeypatch.setenv("LOCALLLM_KV_DISK_DAILY", "1GB")
+    assert cli("serve").code == 0
+    assert served.server is not None
+    assert served.supervisor is not None
+    tiers = served.supervisor.runtime.tiers
+    assert (tiers.ram_bytes, tiers.disk_bytes, tiers.disk_daily_bytes) == (0, 2 * 10**9, 10**9)
+    assert (tiers.disk_age_s, served.server.is_cache_shared) == (3 * 86_400, False)
+    monkeypatch.setenv("LOCALLLM_PRIVATE", "1")
+    assert cli("serve").code == 0
+    assert served.supervisor.runtime.tiers.disk_dir == ""
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("--kv-ram", "lots"), ("--kv-disk", "10XB"), ("--kv-disk-daily", "off"), ("--kv-disk-age", "-1")],
+)
+def test_nonsense_about_what_is_kept_is_refused_by_the_flag(cli: Cli, served: Served, flag: str, value: str) -> None:
+    for verb in (("serve",), ("run", "m", "hi")):
+        result = cli(*verb, flag, value)
+        assert (result.code, served.supervisor) == (2, None)
+        assert flag in result.err
+        assert "hint: " in result.err

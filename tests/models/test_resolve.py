@@ -137,6 +137,18 @@ def test_a_hash_is_told_where_it_is_known_and_never_computed(store: Store, here:
     assert resolve("./m.gguf", store).sha256 == digest
 
 
+def test_the_file_of_a_stored_model_has_the_hash_that_was_checked_when_it_came(store: Store, here: Path) -> None:
+    model = put(store, "org/model", b"GGUF of it")
+    assert resolve(str(model.path), store).sha256 == model.sha256 is not None
+    (here / "link.gguf").symlink_to(model.path)
+    assert resolve("./link.gguf", store).sha256 == model.sha256
+    other = model.folder / "other.gguf"
+    other.write_bytes(GGUF)
+    assert resolve(str(other), store).sha256 is None
+    model.path.write_bytes(b"GGUF of another length, written over it")
+    assert resolve(str(model.path), store).sha256 is None
+
+
 def test_a_stored_model_is_found_by_name_part_or_reference(store: Store, here: Path) -> None:
     model = put(store, "org/Qwen3-4B-GGUF:Q8_0", GGUF)
     for text in ("org/Qwen3-4B-GGUF:Q8_0", "qwen", "hf:org/Qwen3-4B-GGUF:Q8_0"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import socket
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import localllm
+from localllm.models.resolve import resolve
 from localllm.runtime import events
 from localllm.runtime.config import LoadConfig, RuntimeConfig, TierConfig
 from localllm.runtime.stream import collect
@@ -174,6 +176,16 @@ def test_a_model_that_is_stuck_in_a_step_is_not_waited_for(monkeypatch: pytest.M
     finally:
         stuck.set()
         board.close()
+
+
+def test_a_file_is_hashed_once_so_that_its_kv_may_go_to_disk(tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    file.write_bytes(b"GGUF")
+    os.utime(file, (0, 0))
+    assert resolve(str(file)).sha256 is None
+    main.learn_hash(str(file))
+    assert resolve(str(file)).sha256 == hashlib.sha256(b"GGUF").hexdigest()
+    main.learn_hash(str(tmp_path / "none.gguf"))
 
 
 def test_it_ends_while_it_loads(tmp_path: Path) -> None:
