@@ -27,6 +27,7 @@ def warm(
 
     from localllm.cli.cache.models import opened
     from localllm.cli.cache.prompt_file import read_request
+    from localllm.cli.keeping import tell_once, tier_config
     from localllm.cli.output import Answer, Notes
     from localllm.runtime.events import Event, Progress
     from localllm.runtime.service import Service
@@ -45,6 +46,8 @@ def warm(
         if isinstance(service, Service):  # what is in memory here goes with this process
             on_disk = {tier: n for tier, n in warmed.kept_tokens.items() if tier == "disk"}
             warmed = replace(warmed, kept_tokens=on_disk, is_pinned=any(on_disk.values()))
+            if warmed.is_pinned:
+                tell_once(tier_config(cache), notes.say)
     if json:
         Answer().document(msgspec.to_builtins(warmed))
         return
