@@ -32,7 +32,8 @@ class Identity:
     def of(cls, answer_id: str, worker: Worker) -> Identity:
         """Return the identity of an answer by this worker's model."""
         model = worker.model
-        return cls(answer_id, worker.name, fingerprint(model, localllm.__version__), bool(model.get("is_deterministic")))
+        told = fingerprint(model, localllm.__version__)
+        return cls(answer_id, worker.name, told, bool(model.get("is_deterministic")))
 
     @property
     def own_fields(self) -> dict[str, Any]:
