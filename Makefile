@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/installed
 
-.PHONY: help run test lint fix bench bench-docs bench-serve kv-figures kv-cases kv-kills faults load canary reliability-docs docs model venv clean
+.PHONY: help run test lint fix bench bench-docs bench-serve kv-figures kv-cases kv-costs kv-kills faults load canary reliability-docs docs model venv clean
 .DEFAULT_GOAL := help
 
 help:           ## list the targets
@@ -53,6 +53,9 @@ kv-figures: model ## measure what kept KV saves and costs (KV_MODELS=files PEERS
 
 kv-cases: model ## hold answers against those of an empty cache, over HTTP: some minutes
 	@$(BIN)/python -m proof.kv_cases $(KV_CASES_FLAGS)
+
+kv-costs: model ## measure what taking KV out and putting it back costs: seconds
+	@for model in $(or $(KV_MODELS),smollm2:135m); do $(BIN)/python -m proof.kv_costs $$model $(KV_COSTS_FLAGS); done
 
 faults: model   ## end the worker 200 times under 8 clients: some 15 minutes
 	@$(BIN)/python -m proof.faults $(FAULTS_FLAGS)

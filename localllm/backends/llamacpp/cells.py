@@ -49,32 +49,32 @@ class Cells:
     n_streams: int
 
     @classmethod
-    def read(cls, state: memoryview) -> Cells:
-        """Take a state apart. Raises: UnknownLayout."""
-        for has_v in (True, False):  # some models read V out of K
-            try:
-                reading = _Reading(state)
-                while reading.at < len(state):
-                    reading.cache(has_v=has_v)
-                return cls(state, tuple(reading.parts), reading.n_cells, reading.n_streams)
-            except (UnknownLayout, struct.error):
-                continue
-        raise UnknownLayout("not a state of caches of rows")
+    def read(cls, state: memoryview, *, has_v: bool) -> Cells:
+        """Take a state apart; `has_v` False: the model reads V out of K. Raises: UnknownLayout."""
+        try:
+            reading = _Reading(state)
+            while reading.at < len(state):
+                reading.cache(has_v=has_v)
+        except struct.error:
+            raise UnknownLayout("too short") from None
+        if not reading.n_cells:
+            raise UnknownLayout("no cells")
+        return cls(state, tuple(reading.parts), reading.n_cells, reading.n_streams)
 
-    def cut(self, start: int, end: int, head_bytes: int) -> bytearray:
-        """Return the state of cells [start, end) alone, in a single stream, after `head_bytes` of room."""
-        return _joined([(self, start, end)], 1, head_bytes)
+    def cut(self, start: int, end: int) -> list[bytes | memoryview]:
+        """Return the state of cells [start, end) alone, in a single stream, in parts."""
+        return _parts([(self, start, end)], 1)
 
 
-def join(pieces: Sequence[Cells], n_streams: int) -> bytearray:
+def join(pieces: Sequence[Cells], n_streams: int) -> bytes:
     """Return the state of the cells of all pieces, one after another. Raises: UnknownLayout where they do not fit."""
     kinds = [part.kind for part in pieces[0].parts]
     if any([part.kind for part in piece.parts] != kinds for piece in pieces[1:]):
         raise UnknownLayout("states of different caches")
-    return _joined([(piece, 0, piece.n_cells) for piece in pieces], n_streams, 0)
+    return b"".join(_parts([(piece, 0, piece.n_cells) for piece in pieces], n_streams))
 
 
-def _joined(pieces: Sequence[tuple[Cells, int, int]], n_streams: int, head_bytes: int) -> bytearray:
+def _parts(pieces: Sequence[tuple[Cells, int, int]], n_streams: int) -> list[bytes | memoryview]:
     n_cells = sum(end - start for _, start, end in pieces)
     counts, empty = _PAIR.pack(n_streams, n_cells), bytes(_U32.size * (n_streams - 1))
     chunks = list[bytes | memoryview]()
@@ -85,7 +85,7 @@ def _joined(pieces: Sequence[tuple[Cells, int, int]], n_streams: int, head_bytes
                 chunks.append(piece.state[base + start * part.cell_bytes : base + end * part.cell_bytes])
         else:
             chunks.append(part.fixed or (empty if part.is_end else counts))
-    return bytearray().join((bytes(head_bytes), *chunks))
+    return chunks
 
 
 class _Reading:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from localllm.backends.llamacpp.model import LlamaModel
 from localllm.backends.llamacpp.settings import ContextSettings
+from localllm.backends.llamacpp.state import unwritten
 from localllm.errors import EngineError
 
 PARTIAL_ONLY = 1  # llama_state_seq_flags: only the state that cannot be cut
@@ -71,17 +72,14 @@ class NativeContext:
         """Return how many tokens the slot's last position says it has."""
         return int(self._pos_max(self._memory, slot)) + 1
 
-    def read_state(self, slot: int, header_bytes: int, flags: int = 0) -> bytearray:
-        """Return `header_bytes` of room followed by the slot's state."""
+    def read_state(self, slot: int, header_bytes: int, flags: int = 0) -> bytes:
+        """Return `header_bytes` of room, still to be written by `state.seal`, followed by the slot's state."""
         size = self._state_size(self._handle, slot, flags)
-        buffer = bytearray(header_bytes + size)
-        if size:
-            room = (ctypes.c_uint8 * size).from_buffer(buffer, header_bytes)
-            written = self._get_state(self._handle, room, size, slot, flags)
-            del room  # else the buffer stays pinned
-            if written != size:
-                raise EngineError(f"The state of slot {slot} has {written} bytes, not {size}.")
-        return buffer
+        room, address = unwritten(header_bytes + size)
+        written = self._get_state(self._handle, address + header_bytes, size, slot, flags) if size else 0
+        if written != size:
+            raise EngineError(f"The state of slot {slot} has {written} bytes, not {size}.")
+        return room
 
     def write_state(self, slot: int, payload: memoryview, flags: int = 0) -> int:
         """Put a state back; return how many bytes native code took (0 = no room)."""

@@ -17,7 +17,7 @@ from localllm.backends.llamacpp.guard import Guard, GuardError
 from localllm.backends.llamacpp.model import LlamaModel
 from localllm.backends.llamacpp.pooling import Pooling, RunningPool, pooling_of
 from localllm.backends.llamacpp.settings import ContextSettings
-from localllm.backends.llamacpp.state import HEADER_BYTES, BlobKind, digest, seal
+from localllm.backends.llamacpp.state import HEADER_BYTES, BlobKind, digest, seal, seal_parts
 from localllm.backends.llamacpp.streams import Streams
 from localllm.errors import EngineError
 from localllm.models.tokenizer import Tokenizer
@@ -51,7 +51,10 @@ class LlamaEngine:
         self._guard = Guard(self.spec)
         self._digest = digest(self.spec.fingerprint)
         rewinds = model.info.architecture not in NOT_REWINDABLE
-        self._streams = Streams(self._context, self._guard, self._digest) if self.spec.joins_blocks else None
+        self._streams: Streams | None = None
+        if self.spec.joins_blocks:
+            has_v = not model.info.reads_v_from_k
+            self._streams = Streams(self._context, self._guard, self._digest, has_v=has_v)
         self._editor = SlotEditor(self._context, self._guard, self._digest, rewinds=rewinds, streams=self._streams)
         self._pool = RunningPool(Pooling.MEAN)  # of the text on the spare slot
         self._has_window = self.spec.prefix_rule is PrefixRule.WINDOW
@@ -113,9 +116,11 @@ class LlamaEngine:
         state = self._guard.settled(slot, "checkpointed")
         if state.n_valid == 0:
             raise GuardError(f"Slot {slot} is empty.")
-        uncuttable = self.spec.prefix_rule is not PrefixRule.ANY
-        buffer = self._context.read_state(slot, HEADER_BYTES, PARTIAL_ONLY) if uncuttable else bytearray(HEADER_BYTES)
-        return seal(buffer, BlobKind.CHECKPOINT, self._digest, state.first_held, state.n_valid)
+        first, n_valid = state.first_held, state.n_valid
+        if self.spec.prefix_rule is PrefixRule.ANY:
+            return seal_parts((), BlobKind.CHECKPOINT, self._digest, first, n_valid)
+        state_bytes = self._context.read_state(slot, HEADER_BYTES, PARTIAL_ONLY)
+        return seal(state_bytes, BlobKind.CHECKPOINT, self._digest, first, n_valid)
 
     def embed(self, chunk: EmbedChunk) -> NDArray[np.float32] | None:
         """Run rows of a text on the spare slot; return its pooled embedding, float32 [n_embd], after the last.

@@ -6,8 +6,10 @@ is, which engine made it, which positions it holds, and a checksum of its payloa
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -18,6 +20,9 @@ _VERSION = 1
 _HEADER = struct.Struct("<4sBB2x16sIIQ")  # magic, version, kind, fingerprint, start, end, length of the payload
 _CHECKSUM = struct.Struct("<Q")  # of the header before it and the payload after it
 HEADER_BYTES = _HEADER.size + _CHECKSUM.size
+_NEW_BYTES = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)(
+    ("PyBytes_FromStringAndSize", ctypes.pythonapi)
+)
 
 
 class BadBlob(ValueError):
@@ -46,12 +51,41 @@ def digest(fingerprint: str) -> bytes:
     return hashlib.blake2b(fingerprint.encode(), digest_size=16).digest()
 
 
-def seal(buffer: bytearray, kind: BlobKind, engine_digest: bytes, start: int, end: int) -> bytes:
-    """Write the header into the first HEADER_BYTES of `buffer`, whose rest is the payload."""
-    n_bytes = len(buffer) - HEADER_BYTES
-    _HEADER.pack_into(buffer, 0, _MAGIC, _VERSION, kind, engine_digest, start, end, n_bytes)
-    _CHECKSUM.pack_into(buffer, _HEADER.size, _checksum(memoryview(buffer)))
-    return bytes(buffer)
+def unwritten(n_bytes: int) -> tuple[bytes, int]:
+    """Return bytes that are still to be written, two or more, and their address.
+
+    Python's C interface allows that as long as nobody else has seen them. A bytearray would cost two passes
+    over what may be gigabytes: it begins as zeros, and has to be copied in the end.
+    """
+    room: bytes = _NEW_BYTES(None, n_bytes)
+    return room, address_of(room)
+
+
+def address_of(data: bytes) -> int:
+    """Return where the bytes lie, as long as they live."""
+    address = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value
+    assert address is not None
+    return address
+
+
+def seal(room: bytes, kind: BlobKind, engine_digest: bytes, start: int, end: int) -> bytes:
+    """Write the header into the first HEADER_BYTES of `room`, whose rest is the payload, and return it.
+
+    It must come from `unwritten`, and nobody else may have seen it yet.
+    """
+    header = _HEADER.pack(_MAGIC, _VERSION, kind, engine_digest, start, end, len(room) - HEADER_BYTES)
+    checksum = _CHECKSUM.pack(_checksum(header, (memoryview(room)[HEADER_BYTES:],)))
+    ctypes.memmove(address_of(room), header + checksum, HEADER_BYTES)
+    return room
+
+
+def seal_parts(
+    parts: Sequence[bytes | memoryview], kind: BlobKind, engine_digest: bytes, start: int, end: int
+) -> bytes:
+    """Return the blob whose payload is `parts`, one after another."""
+    n_bytes = sum(map(len, parts))
+    header = _HEADER.pack(_MAGIC, _VERSION, kind, engine_digest, start, end, n_bytes)
+    return b"".join((header, _CHECKSUM.pack(_checksum(header, parts)), *parts))
 
 
 def unseal(blob: bytes, kind: BlobKind, engine_digest: bytes) -> Blob:
@@ -68,12 +102,14 @@ def unseal(blob: bytes, kind: BlobKind, engine_digest: bytes) -> Blob:
         raise BadBlob("not a state of this kind and version")
     if made_by != engine_digest:
         raise BadBlob("made by another model, build or setting")
-    if n_bytes != len(payload) or _CHECKSUM.unpack_from(blob, _HEADER.size)[0] != _checksum(view):
+    checksum = _checksum(view[: _HEADER.size], (payload,))
+    if n_bytes != len(payload) or _CHECKSUM.unpack_from(blob, _HEADER.size)[0] != checksum:
         raise BadBlob("damaged")
     return Blob(kind, start, end, payload)
 
 
-def _checksum(blob: memoryview) -> int:
-    state = xxhash.xxh3_64(blob[: _HEADER.size])
-    state.update(blob[HEADER_BYTES:])
+def _checksum(header: bytes | memoryview, parts: Sequence[bytes | memoryview]) -> int:
+    state = xxhash.xxh3_64(header)
+    for part in parts:
+        state.update(part)
     return int(state.intdigest())

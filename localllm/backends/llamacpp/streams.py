@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from localllm.backends.llamacpp.cells import Cells, UnknownLayout, join
 from localllm.backends.llamacpp.context import NativeContext
 from localllm.backends.llamacpp.guard import Guard
-from localllm.backends.llamacpp.state import HEADER_BYTES, BadBlob, BlobKind, seal, unseal
+from localllm.backends.llamacpp.state import BadBlob, BlobKind, seal_parts, unseal
 from localllm.errors import EngineError
 from localllm.runtime.engine import EditOutcome, EditResult, Restore
 
@@ -19,10 +19,11 @@ from localllm.runtime.engine import EditOutcome, EditResult, Restore
 class Streams:
     """Cuts and joins the states of slots. Holds the state that was read last, until its last block is taken."""
 
-    def __init__(self, context: NativeContext, guard: Guard, engine_digest: bytes) -> None:
+    def __init__(self, context: NativeContext, guard: Guard, engine_digest: bytes, *, has_v: bool) -> None:
         self._context = context
         self._guard = guard
         self._digest = engine_digest
+        self._has_v = has_v
         self._slot = -1
         self._cells: Cells | None = None
 
@@ -31,7 +32,7 @@ class Streams:
         n_valid = self._guard.slot(slot).n_valid
         if self._slot != slot or self._cells is None:
             self._slot, self._cells = slot, self._read(slot, n_valid)
-        blob = seal(self._cells.cut(start, end, HEADER_BYTES), BlobKind.POSITIONS, self._digest, start, end)
+        blob = seal_parts(self._cells.cut(start, end), BlobKind.POSITIONS, self._digest, start, end)
         if end == n_valid:
             self._cells = None
         return blob
@@ -67,7 +68,7 @@ class Streams:
             return None, EditOutcome.NO_ROOM  # skipped; the blob is not to blame
         try:
             blob = unseal(edit.blob, BlobKind.POSITIONS, self._digest)
-            piece = Cells.read(blob.payload)
+            piece = Cells.read(blob.payload, has_v=self._has_v)
         except (BadBlob, UnknownLayout):
             return None, EditOutcome.REFUSED
         fits = blob.start == end and blob.end <= self._guard.spec.max_sequence_tokens
@@ -88,7 +89,7 @@ class Streams:
 
     def _read(self, slot: int, n_valid: int) -> Cells:
         try:
-            cells = Cells.read(memoryview(self._context.read_state(slot, 0)))
+            cells = Cells.read(memoryview(self._context.read_state(slot, 0)), has_v=self._has_v)
         except UnknownLayout as error:
             raise EngineError(f"The state of slot {slot} cannot be taken apart: {error}.") from error
         if cells.n_cells != n_valid:
