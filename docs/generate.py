@@ -79,9 +79,10 @@ temperature = 0.2
 stop = ["\\n\\n", "END"]
 ```
 
-`LOCALLLM_HOME` moves the folder of stored models. `LOCALLLM_API_KEY` holds the key of `serve` and `doctor --server`
-where no `--api-key-file` is given; it is never a flag. `LOCALLLM_WATCHDOG_S` is told in
-[server.md](server.md). `NO_COLOR` is honoured: there is no colour to begin with.
+`LOCALLLM_HOME` moves the folder of stored models, `LOCALLLM_KV_DIR` that of what is kept of prompts on disk
+([cache.md](cache.md)). `LOCALLLM_API_KEY` holds the key of `serve` and `doctor --server` where no `--api-key-file`
+is given; it is never a flag. `LOCALLLM_WATCHDOG_S` is told in [server.md](server.md). `NO_COLOR` is honoured: there is
+no colour to begin with.
 
 | key | flag | variable | default | verbs | meaning |
 |---|---|---|---|---|---|

@@ -21,9 +21,12 @@ _MOMENT_S = 1.0  # that `run` and `chat` wait at their end for what is being wri
 
 
 def default_folder() -> Path:
-    """Return where the disk tier lies: below LOCALLLM_HOME, else in the user's cache folder."""
+    """Return where the disk tier lies: LOCALLLM_KV_DIR, else below LOCALLLM_HOME, else in the user's cache folder."""
     from localllm.models.store import default_home
 
+    named = os.environ.get("LOCALLLM_KV_DIR", "")
+    if named:
+        return Path(os.path.abspath(os.path.expanduser(named)))
     if os.environ.get("LOCALLLM_HOME"):
         return default_home() / "kv"
     from platformdirs import user_cache_path

@@ -21,6 +21,15 @@ def test_by_default_a_tenth_of_the_free_disk_below_the_home() -> None:
     assert config.disk_age_s == 7 * 86_400
 
 
+def test_the_folder_goes_where_the_variables_say(monkeypatch: pytest.MonkeyPatch, isolated_home: Path) -> None:
+    monkeypatch.setenv("LOCALLLM_KV_DIR", "~/elsewhere")
+    assert default_folder() == isolated_home / "elsewhere"
+    monkeypatch.delenv("LOCALLLM_KV_DIR")
+    monkeypatch.delenv("LOCALLLM_HOME")
+    assert isolated_home in default_folder().parents
+    assert default_folder().name == "kv"
+
+
 def test_sizes_are_taken_as_they_are_written() -> None:
     config = tier_config(CacheFlags(kv_ram="2GB", kv_disk="1GiB", kv_disk_daily="500MB", kv_disk_age=0.5))
     assert (config.ram_bytes, config.disk_bytes, config.disk_daily_bytes) == (2 * 10**9, 2**30, 5 * 10**8)

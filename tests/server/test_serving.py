@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -20,6 +21,9 @@ from typing import Any
 import psutil
 import pytest
 
+from localllm.server import serving
+from localllm.server.state import ServerSettings
+from localllm.worker.supervisor import SupervisorSettings
 from tests.conftest import PROJECT
 from tests.server.fakes import wait_until
 
@@ -234,6 +238,46 @@ def test_an_engine_that_hangs_does_not_keep_it(start: Any) -> None:
     assert server.wait() == 143
     assert time.monotonic() - started_s < 3
     assert left_of(server, workers) == []
+
+
+def test_a_second_signal_ends_what_is_being_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "_SILENT_S", 0.05)
+
+    class Supervisor:
+        """Keeps for ever, unless it is hurried."""
+
+        def __init__(self) -> None:
+            self.hurried = asyncio.Event()
+
+        def hurry(self) -> None:
+            self.hurried.set()
+
+        async def close(self) -> None:
+            await self.hurried.wait()
+
+    async def end(n_signals: int) -> list[str]:
+        log, life = Log(), serving._Run(ServerSettings(), SupervisorSettings(), [], ())
+        for _ in range(n_signals):
+            life._stop(143)
+        ending = asyncio.ensure_future(life._end(Supervisor(), log))  # type: ignore[arg-type]
+        await asyncio.sleep(0.2)
+        assert ending.done() is (n_signals > 1)
+        life._stop(143)
+        await asyncio.wait_for(ending, 5)
+        return log.lines
+
+    class Log:
+        """Remembers."""
+
+        def __init__(self) -> None:
+            self.lines: list[str] = []
+
+        def note(self, level: str, text: str) -> None:
+            self.lines.append(text)
+
+    assert asyncio.run(end(2)) == []
+    [told] = asyncio.run(end(1))
+    assert "another signal" in told
 
 
 def test_a_worker_that_dies_is_an_error_event_and_then_a_good_answer(start: Any) -> None:

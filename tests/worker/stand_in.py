@@ -19,6 +19,7 @@ from pathlib import Path
 from localllm.runtime import events
 from localllm.worker import protocol
 from localllm.worker.board import StepBoard
+from localllm.worker.lifecycle import KEEPING_LINE
 
 MODULE = "tests.worker.stand_in"
 
@@ -47,6 +48,12 @@ class Stand:
         while data := self.sock.recv(1 << 16):
             for frame in reader.feed(data):
                 self.take(frame)
+        plan = json.loads(self.model.read_text())
+        if plan.get("says_it_keeps"):
+            os.write(2, KEEPING_LINE + b"\n")
+        time.sleep(plan.get("keep_s", 0.0))
+        if "kept" in plan:
+            Path(plan["kept"]).touch()
 
     def take(self, frame: protocol.AnyFrame) -> None:
         match frame:

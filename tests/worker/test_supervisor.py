@@ -29,7 +29,7 @@ from localllm.runtime import events
 from localllm.runtime.config import LoadConfig, RuntimeConfig, TierConfig
 from localllm.runtime.events import Event
 from localllm.runtime.types import CompletionRequest, GenerationOptions
-from localllm.worker import eviction, lifecycle, unit, watchdog
+from localllm.worker import eviction, handle, lifecycle, unit, watchdog
 from localllm.worker.process import WorkerProcess
 from localllm.worker.supervisor import EventStream, ModelState, Supervisor, SupervisorSettings, Worker
 from tests.worker import stand_in
@@ -662,6 +662,52 @@ def test_models_share_what_the_limit_leaves_for_kv_and_none_has_to_go_for_it(
             while kept_bytes(model) != 15 * 10**7:
                 await asyncio.sleep(0.01)
             assert await ask(await supervisor.worker(None), "say 1") == events.Done()
+
+    run(work())
+
+
+KEEPING = RuntimeConfig(tiers=TierConfig(disk_dir="kv", disk_bytes=1, flush_s=20.0))
+
+
+def test_a_worker_may_put_on_disk_what_it_keeps_before_it_ends(tmp_path: Path) -> None:
+    model = planned(tmp_path / "m.gguf", says_it_keeps=True, keep_s=1.5, kept=str(tmp_path / "kept"))
+
+    async def work() -> None:
+        async with supervised(model, runtime=KEEPING) as supervisor:
+            await good(supervisor)
+            await supervisor.unload(None)
+            assert (tmp_path / "kept").exists()
+
+    run(work())
+
+
+def test_one_that_does_not_say_that_it_does_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handle, "_ANSWER_S", 0.3)
+    model = planned(tmp_path / "m.gguf", keep_s=60.0)
+
+    async def work() -> None:
+        async with supervised(model, runtime=KEEPING) as supervisor:
+            await good(supervisor)
+            started_s = time.monotonic()
+            await supervisor.unload(None)
+            assert time.monotonic() - started_s < 5
+
+    run(work())
+
+
+def test_who_is_in_a_hurry_does_not_wait_for_what_is_kept(tmp_path: Path) -> None:
+    model = planned(tmp_path / "m.gguf", says_it_keeps=True, keep_s=60.0)
+
+    async def work() -> None:
+        async with supervised(model, runtime=KEEPING) as supervisor:
+            await good(supervisor)
+            started_s = time.monotonic()
+            closing = asyncio.create_task(supervisor.close())
+            await asyncio.sleep(0.5)
+            assert not closing.done()
+            supervisor.hurry()
+            await closing
+            assert time.monotonic() - started_s < 5
 
     run(work())
 

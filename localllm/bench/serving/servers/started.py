@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 
 from localllm.bench.client.calls import Target
 from localllm.bench.serving.address import chosen
 from localllm.bench.serving.asking import ask
 from localllm.bench.serving.failures import KEY_REFUSED, key_refused
+from localllm.bench.serving.servers import kept
 from localllm.bench.serving.servers.listening import free_port, listeners
 from localllm.bench.serving.servers.process_tree import ProcessTree
 from localllm.bench.serving.servers.starting import OURS, Starting
@@ -35,6 +37,7 @@ class StartedServer:
         self._tree: ProcessTree | None = None
         self._port = 0
         self._ready_s: float | None = None
+        self._kept: Path | None = None  # the KV on disk of a server of ours, over restarts
 
     @property
     def name(self) -> str:
@@ -65,13 +68,20 @@ class StartedServer:
         return [] if self._tree is None else self._tree.last_lines(n)
 
     def __enter__(self) -> StartedServer:
-        self.start()
+        if self._starting.is_ours and kept.VARIABLE not in self._starting.whole_environment(0):
+            self._kept = kept.make_folder()
+        try:
+            self.start()
+        except BaseException:
+            self._forget_kept()
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._tree is not None and kind is not None and issubclass(kind, KeyboardInterrupt):
             self._tree.end(HURRIED_S)  # the user waits
         self.stop()
+        self._forget_kept()
 
     def start(self) -> None:
         """Start it and wait until it answers. Nothing is left where that fails.
@@ -101,8 +111,11 @@ class StartedServer:
 
     def _spawned(self) -> ProcessTree:
         words = self._starting.words(self._port)
+        environment = self._starting.whole_environment(self._port)
+        if self._kept is not None:
+            environment[kept.VARIABLE] = str(self._kept)
         try:
-            return ProcessTree(words, self._starting.whole_environment(self._port), self._starting.folder)
+            return ProcessTree(words, environment, self._starting.folder)
         except (FileNotFoundError, NotADirectoryError):
             raise UsageError(
                 f"There is no program {words[0]}.", f"install it, or give its path: {pasteable(*words)}"
@@ -111,6 +124,11 @@ class StartedServer:
             raise UsageError(f"{words[0]} may not be run.", pasteable("chmod", "+x", words[0])) from None
         except (OSError, ValueError) as error:
             raise UsageError(f"{words[0]} cannot be run: {error}.", pasteable(*words)) from None
+
+    def _forget_kept(self) -> None:
+        if self._kept is not None:
+            kept.remove_folder(self._kept)
+            self._kept = None
 
     def _await_ready(self, tree: ProcessTree, give_up_s: float) -> float:
         """Return when it was seen to answer."""
@@ -152,7 +170,8 @@ class StartedServer:
 def own_server(model: str) -> StartedServer:
     """Return `localllm serve MODEL` with the user's settings, on a free port of loopback.
 
-    It is started by `with` or `.start()`, which raise what it says where it refuses the model.
+    It is started by `with` or `.start()`, which raise what it says where it refuses the model. Entered by
+    `with`, it keeps KV on disk in an empty folder of its own.
     """
     command = (OURS, "serve", "{model}", "--host", _HOST, "--port", "{port}")
     return StartedServer(Starting(OURS, command, model))

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from localllm.bench.serving.servers import process_tree
+from localllm.bench.serving.servers import kept, process_tree, started
 from localllm.bench.serving.servers.given import GivenServer
 from localllm.bench.serving.servers.process_tree import ProcessTree
 from localllm.bench.serving.servers.started import StartedServer, own_server
@@ -202,6 +202,30 @@ def test_our_server_says_itself_why_it_refuses_a_model() -> None:
         own_server("nosuch").start()
     assert caught.value.exit_code == 3
     assert caught.value.hint
+
+
+def test_our_server_keeps_kv_in_a_folder_of_its_own_over_restarts_and_nothing_of_it_is_left(
+    monkeypatch: pytest.MonkeyPatch, isolated_home: Path
+) -> None:
+    seen: list[str] = []
+    home = isolated_home / "localllm"
+    left = home / "bench-kv-999999999-x"
+    left.mkdir(parents=True)
+
+    def spawned(words: object, environment: dict[str, str], folder: object) -> None:
+        seen.append(environment[kept.VARIABLE])
+        assert Path(seen[-1]).is_dir()
+
+    monkeypatch.setattr(started, "ProcessTree", spawned)
+    monkeypatch.setattr(StartedServer, "_await_ready", lambda self, tree, give_up_s: 0.0)
+    with own_server("m") as running:
+        assert not left.exists()
+        running.restart()
+    assert seen[0] == seen[1]
+    assert list(home.iterdir()) == []
+    with pytest.raises(KeyError), own_server("m"):
+        raise KeyError
+    assert list(home.iterdir()) == []
 
 
 def test_nothing_is_left_where_this_program_is_killed(tmp_path: Path) -> None:
