@@ -67,9 +67,13 @@ class SlotEditor:
                 return self._rewind(edit)
 
     def refresh(self, slot: int, state: SlotState) -> None:
-        """Read anew where a windowed slot's cells begin (a forward loses cells)."""
+        """Read anew from where on a windowed slot lacks no cell (a forward loses cells)."""
+        state.first_held = max(self._first(slot, state.n_valid), min(state.gap_end, state.n_valid))
+
+    def _first(self, slot: int, end: int) -> int:
+        """Return the first position of a window that a slot has in the cache, `end` where it has none."""
         first = self._context.first_held(slot)
-        state.first_held = first if first >= 0 else state.n_valid
+        return first if first >= 0 else end
 
     def _truncate(self, slot: int, n_tokens: int) -> EditResult:
         state = self._guard.slot(slot)
@@ -104,7 +108,7 @@ class SlotEditor:
                 return self._cleared(dst, target, _REFUSED)
         else:
             self._context.copy(src, dst, 0, n_tokens)
-        target.reset(n_tokens)
+        target.reset(n_tokens, source.gap_end)
         return self._checked(dst, target)
 
     def _restore(self, edit: Restore) -> EditResult:
@@ -123,10 +127,14 @@ class SlotEditor:
         if taken != len(blob.payload) or self._context.n_held(into) != blob.end:
             self._context.remove(into)
             return _held(state, _REFUSED if taken else _NO_ROOM)
+        gap_end = state.gap_end
         if not is_whole:
+            if self._rule is PrefixRule.WINDOW:  # a block has the cells of its own last window, or even fewer
+                first = self._first(into, blob.end)
+                gap_end = first if first > blob.start else gap_end
             self._context.copy(into, edit.slot, blob.start, blob.end)
             self._context.remove(into)
-        state.reset(blob.end)
+        state.reset(blob.end, gap_end)
         return self._checked(edit.slot, state)
 
     def _rewind(self, edit: Rewind) -> EditResult:

@@ -25,19 +25,21 @@ class SlotState:
     """What one slot holds, and what may be done to it.
 
     `first_held..n_valid-1` are in the cache. `last_rows`: rows of its last forward that a bounded
-    rollback may still reach. `is_pending`: rolled back, and not run since. `is_undefined`: a
-    forward failed half way; only clearing helps.
+    rollback may still reach. `gap_end`: before it, cells of a window may be missing between others,
+    which blocks that were put back did not bring. `is_pending`: rolled back, and not run since.
+    `is_undefined`: a forward failed half way; only clearing helps.
     """
 
     n_valid: int = 0
     first_held: int = 0
     last_rows: int = 0
+    gap_end: int = 0
     is_pending: bool = False
     is_undefined: bool = False
 
-    def reset(self, n_valid: int, first_held: int = 0) -> None:
+    def reset(self, n_valid: int, gap_end: int = 0) -> None:
         """Set what the slot holds after an edit that leaves nothing to roll back."""
-        self.n_valid, self.first_held, self.last_rows = n_valid, first_held, 0
+        self.n_valid, self.first_held, self.last_rows, self.gap_end = n_valid, 0, 0, gap_end
         self.is_pending = self.is_undefined = False
 
 
