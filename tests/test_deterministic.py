@@ -13,7 +13,7 @@ from localllm.models import hashes
 from localllm.runtime.config import LoadConfig, RuntimeConfig, TierConfig
 from localllm.runtime.service import Service
 from localllm.runtime.stream import TokenStream, collect
-from localllm.runtime.types import CompletionRequest, GenerationOptions
+from localllm.runtime.types import CacheUse, CompletionRequest, GenerationOptions
 from tests.tiny_models import TINY, WINDOWED
 
 STEM = tuple(2 + 37 * n % 120 for n in range(150))
@@ -42,7 +42,7 @@ def service(path: Path, disk: Path | None = None, *, deterministic: bool = True,
         opened.close()
 
 
-def ask(opened: Service, prompt: Sequence[int], client: str = "") -> TokenStream:
+def ask(opened: Service, prompt: Sequence[int], client: str = "", cache: CacheUse = "on") -> TokenStream:
     options = GenerationOptions(
         max_tokens=N_ANSWER,
         seed=11,
@@ -50,6 +50,7 @@ def ask(opened: Service, prompt: Sequence[int], client: str = "") -> TokenStream
         logprobs=0,
         ignore_eos=True,
         client=client,
+        cache=cache,
     )
     return opened.submit(CompletionRequest(tuple(prompt), options))
 
@@ -80,10 +81,8 @@ def model(request: pytest.FixtureRequest, tiny: Path) -> Path:
 
 
 def test_cached_batched_restarted_and_evicted_equal_cold_and_alone(model: Path, tmp_path: Path) -> None:
-    cold = []
-    for prompt in PROMPTS:
-        with service(model) as opened:
-            cold += answers(opened, [prompt])
+    with service(model) as opened:
+        cold = [told(ask(opened, prompt, cache="off")) for prompt in PROMPTS]
     disk = tmp_path / "kv"
     with service(model, disk) as opened:
         assert at_once(opened) == cold

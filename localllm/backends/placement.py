@@ -28,7 +28,9 @@ MAX_SLOTS = 256  # LLAMA_MAX_SEQ
 _MIN_CTX_TOKENS = 512
 _CPU_BATCH, _GPU_BATCH = 512, 2048
 _UNIFIED_PREFIX = "MTL"  # of Metal's devices: it calls them GPUs, but their memory is the machine's
-_EXACT_NOTE = "deterministic: prompts in chunks of 64, weights not repacked, a part of the context for each sequence"
+_EXACT_NOTE = (
+    f"deterministic: prompts in chunks of {CUT_TOKENS}, weights not repacked, a context of its own for each sequence"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,3 +190,22 @@ def _kept_at(engine: LlamaEngine, slot: int, n_tokens: int):  # type: ignore[no-
         return (lambda index: [Rewind(index, checkpoint, n_tokens)]), n_tokens
     prompt(engine, slot, [*TEXT[:n_tokens], *OTHER[:40]])
     return (lambda index: [Truncate(index, n_tokens)]), n_tokens
+
+
+@pytest.mark.real
+def test_rows_that_run_together_give_the_bits_of_each_alone(smollm2: Path) -> None:
+    tokens = [40 + 53 * token for token in TEXT[:60]]
+    with exact(smollm2, threads=2) as engine:
+        n_rows = engine.spec.exact_rows  # what this machine's kernels allow: 7 on x86
+        assert n_rows in (1, 7)
+        alone = np.array([forward(engine, rows(0, at, tokens[at : at + 1]))[0] for at in range(60)])
+        engine.edit([Clear(0)])
+        found, at = [], 0
+        while at < 60:
+            n_own = min(1 + at % n_rows, 60 - at)
+            beside = [rows(slot, at, tokens[at : at + 1]) for slot in range(1, 1 + min(4, n_rows - n_own))]
+            engine.edit([Clear(item.slot) for item in beside])
+            beside = [rows(item.slot, 0, tokens[:1]) for item in beside]
+            found += list(forward(engine, rows(0, at, tokens[at : at + n_own], n_own), *beside)[:n_own])
+            at += n_own
+        assert same(alone, np.array(found))
