@@ -10,19 +10,14 @@ from typing import TYPE_CHECKING
 
 from localllm.errors import UsageError
 from localllm.models.kv_types import KvTypes
-from localllm.models.memory import CELL_PAD
+from localllm.models.memory import CELL_PAD, EXACT_KV
 from localllm.runtime.config import LoadConfig
 
 if TYPE_CHECKING:
     from localllm.backends.llamacpp.devices import Device
 
-CUT_TOKENS = 64
-"""Where chunks of a prompt end: a longer one is hardly faster, and a hit is cut down to one."""
-
 EXACT_ROWS = 7
 """Rows a forward where each counts for itself: from 8 on kernels add up in another order."""
-
-_KV = KvTypes("q8_0", "q8_0")  # with other types attention adds up by threads and rows
 
 
 def exact_wishes(wishes: LoadConfig, gpus: tuple[Device, ...]) -> LoadConfig:
@@ -30,10 +25,10 @@ def exact_wishes(wishes: LoadConfig, gpus: tuple[Device, ...]) -> LoadConfig:
 
     Raises: UsageError for a wish that rules it out, naming it and the way out.
     """
-    if wishes.kv not in (KvTypes(), _KV):
+    if wishes.kv not in (KvTypes(), EXACT_KV):
         raise UsageError(
-            f"--deterministic needs a KV cache of type {_KV}, not {wishes.kv}: with others, results depend on threads.",
-            f"--kv {_KV}, or leave --deterministic out",
+            f"--deterministic needs a KV cache of type {EXACT_KV}, not {wishes.kv}: others depend on threads.",
+            f"--kv {EXACT_KV}, or leave --deterministic out",
             field="kv",
         )
     if wishes.flash_attn == "off":
@@ -48,7 +43,7 @@ def exact_wishes(wishes: LoadConfig, gpus: tuple[Device, ...]) -> LoadConfig:
             "--gpu off, or leave --deterministic out",
             field="gpu",
         )
-    return replace(wishes, kv=_KV, flash_attn="on", gpu="off")
+    return replace(wishes, kv=EXACT_KV, flash_attn="on", gpu="off")
 
 
 def pool_cells(each_tokens: int, n_slots: int) -> int:

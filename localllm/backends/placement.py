@@ -5,17 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from localllm.backends.cpu.probe import CpuFacts
-from localllm.backends.exact import CUT_TOKENS, EXACT_ROWS, exact_wishes, pool_cells
+from localllm.backends.exact import EXACT_ROWS, exact_wishes, pool_cells
 from localllm.backends.llamacpp.devices import Device
 from localllm.errors import UsageError
 from localllm.models.info import ModelInfo
 from localllm.models.kv_types import KvTypes
 from localllm.models.memory import (
     CELL_PAD,
+    EXACT_CHUNK_TOKENS,
     USABLE_SHARE,
     ContextShape,
     MemoryEstimate,
     estimate,
+    exact_shape,
     kv_bytes,
     largest_ctx,
     require,
@@ -28,9 +30,7 @@ MAX_SLOTS = 256  # LLAMA_MAX_SEQ
 _MIN_CTX_TOKENS = 512
 _CPU_BATCH, _GPU_BATCH = 512, 2048
 _UNIFIED_PREFIX = "MTL"  # of Metal's devices: it calls them GPUs, but their memory is the machine's
-_EXACT_NOTE = (
-    f"deterministic: prompts in chunks of {CUT_TOKENS}, weights not repacked, a context of its own for each sequence"
-)
+_EXACT_NOTE = f"deterministic: prompts in chunks of {EXACT_CHUNK_TOKENS}, no repacked weights, a context for each slot"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def place(
     memory = room.require(n_ctx, shape) if n_gpu_layers == 0 else estimate(info, n_ctx, shape)
     n_cells = max(n_ctx, shape.n_slots)  # a row of every slot must fit: llama.cpp asserts that
     longest = wishes.ctx or n_ctx // shape.n_slots if is_exact else n_ctx
-    n_batch = max(CUT_TOKENS, shape.n_slots) if is_exact else _GPU_BATCH if n_gpu_layers else _CPU_BATCH
+    n_batch = shape.n_ubatch if is_exact else _GPU_BATCH if n_gpu_layers else _CPU_BATCH
     return Placement(
         n_gpu_layers=n_gpu_layers,
         n_ctx=n_cells,
@@ -121,7 +121,7 @@ def place(
         kv_unified=shape.kv_unified,
         swa_full=shape.swa_full,
         pool_is_host_memory=_is_host_memory(machine, n_gpu_layers),
-        cut_tokens=CUT_TOKENS if is_exact else 0,
+        cut_tokens=EXACT_CHUNK_TOKENS if is_exact else 0,
         exact_rows=min(EXACT_ROWS, wishes.parallel) if is_exact else 1,
         use_mmap=True,
         repack=repack,
@@ -135,9 +135,8 @@ def shape_for(wishes: LoadConfig, cpu: CpuFacts) -> ContextShape:
     """Return what memory depends on under these wishes; the weights are repacked as this CPU allows."""
     n_slots = wishes.parallel + wishes.retained + 1
     if wishes.deterministic:  # a part of the pool for each slot, in which nobody else's cells come and go
-        return ContextShape(
-            exact_wishes(wishes, ()).kv, n_slots, n_ubatch=max(CUT_TOKENS, n_slots), kv_unified=False, swa_full=True
-        )
+        exact_wishes(wishes, ())
+        return exact_shape(n_slots)
     return ContextShape(
         kv=wishes.kv,
         n_slots=n_slots,

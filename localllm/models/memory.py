@@ -45,6 +45,19 @@ class ContextShape:
     use_mmap: bool = True
 
 
+EXACT_KV = KvTypes("q8_0", "q8_0")
+"""With other types, attention adds up by threads and rows."""
+
+EXACT_CHUNK_TOKENS = 64
+"""Where chunks of a prompt end, if results are to repeat: longer ones are hardly faster, and a hit is cut to one."""
+
+
+def exact_shape(n_slots: int) -> ContextShape:
+    """Return the shape of a context whose results repeat to the last bit: each slot has a part of its own."""
+    n_ubatch = max(EXACT_CHUNK_TOKENS, n_slots)
+    return ContextShape(EXACT_KV, n_slots, n_ubatch=n_ubatch, kv_unified=False, swa_full=True)
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
     """Resident bytes by what they are for.

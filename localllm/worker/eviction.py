@@ -91,10 +91,13 @@ def estimate_bytes(path: Path, config: LoadConfig) -> int:
 
     info = read_info(path)
     each = min(AUTO_CTX_TOKENS, info.n_ctx_train or AUTO_CTX_TOKENS)
+    n_slots = config.parallel + config.retained + 1
+    if config.deterministic:
+        return memory.estimate(info, (config.ctx or each) * n_slots, memory.exact_shape(n_slots)).total_bytes
     feature = "asimddp" if platform.machine() in ("arm64", "aarch64") else "avx2"
     shape = memory.ContextShape(
         kv=config.kv,
-        n_slots=config.parallel + config.retained + 1,
+        n_slots=n_slots,
         repacked=repacked_types(frozenset((feature,))),
         flash_attn=config.flash_attn != "off",
     )

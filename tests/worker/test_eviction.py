@@ -88,6 +88,8 @@ def test_the_estimate_knows_the_context_and_its_types(tiny: Path) -> None:
     path = next(iter(sorted(tiny.glob("*.gguf"))))
     small = estimate_bytes(path, LoadConfig(ctx=256))
     assert small > path.stat().st_size
+    exact = [LoadConfig(ctx=4096, parallel=n, deterministic=True) for n in (1, 4)]
+    assert estimate_bytes(path, exact[1]) > estimate_bytes(path, exact[0])  # a context each
     assert estimate_bytes(path, LoadConfig(ctx=4096)) > small
     assert estimate_bytes(path, LoadConfig(ctx=4096, kv=KvTypes("f32", "f32"))) > estimate_bytes(
         path, LoadConfig(ctx=4096)
