@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -16,7 +17,7 @@ from localllm.runtime.loop import EngineLoop
 from localllm.runtime.prepare import ModelFacts, prepare
 from localllm.runtime.sampling_params import Sampling
 from localllm.runtime.scheduler import Scheduler
-from localllm.runtime.sequence import RequestRun
+from localllm.runtime.sequence import Phase, RequestRun
 from localllm.runtime.stream import Answer, TokenStream, collect
 from localllm.runtime.types import CompletionRequest, EmbeddingRequest, GenerationOptions, Request
 from tests.fake_engine import EOS, SPEC, FakeEngine, next_token
@@ -166,6 +167,8 @@ class Bench:
                 return
             each_step(n)
             self.step()
+            if any(sequence.phase is Phase.RESTORING for sequence in self.scheduler._running):
+                time.sleep(0.0005)  # blocks are still being read
         raise AssertionError("the scheduler does not come to an end")
 
     def answer_beside(self, prompt: Sequence[int], **options: object) -> Answer:
