@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from localllm import compose
-from localllm.bench.machine import fingerprint
 from localllm.bench.serving.servers.listening import free_port
 from localllm.errors import LocalLLMError
 from localllm.models.catalog import DEFAULT_ALIAS
@@ -25,7 +23,7 @@ from localllm.runtime.config import LoadConfig
 from proof import kv_measures, kv_restore, kv_streams
 from proof.kv_measures import Part, Rounds, told
 from proof.kv_sides import Other, Ours, Server, TokenPrompts
-from proof.output import MEASURED, header, model_path, tell, write_json
+from proof.output import MEASURED, header, model_path, run_measured, tell
 from proof.peers import Wanted, llama_server, python_server
 from proof.processes import leave_nothing_when_terminated
 from proof.prompts import stories
@@ -157,17 +155,7 @@ def main(arguments: list[str]) -> int:
     settings = {"rounds": w.rounds, "others": w.others, "pairs": w.pairs, "fill": w.fill, "ctx": CTX}
     head = header("kv", model, parallel=N_PARALLEL, **settings, **KEPT)
     output = w.output or MEASURED / f"kv-{model.stem.lower()}.json"
-    found: dict[str, Any] = {}
-    is_whole = False
-    try:
-        with tempfile.TemporaryDirectory(prefix="localllm-proof-") as folder:
-            measure(plan, Path(folder), found)
-        is_whole = True
-    finally:
-        after = {"load_average_after": fingerprint.load_average(), "partial": not is_whole}
-        write_json(output if is_whole else output.with_suffix(".partial.json"), head | found | after)
-    tell(f"{output}")
-    return 0 if all(line["reached"] for line in found["figures"]) else 1
+    return run_measured(output, head, lambda folder, found: measure(plan, folder, found))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,25 @@ def write_lines(path: Path, values: Iterable[Mapping[str, Any]], indent: int | N
     text = "".join(json.dumps(value, indent=indent) + "\n" for value in values)
     partial.write_text(text, encoding="utf-8")
     os.replace(partial, path)
+
+
+def run_measured(output: Path, head: dict[str, Any], measure: Callable[[Path, dict[str, Any]], None]) -> int:
+    """Measure into a document and write it, as a partial one where that breaks off; return the exit code.
+
+    `measure` gets a folder that goes afterwards, and the document to fill; each of its `figures` says whether it
+    was `reached`.
+    """
+    found: dict[str, Any] = {}
+    is_whole = False
+    try:
+        with tempfile.TemporaryDirectory(prefix="localllm-proof-") as folder:
+            measure(Path(folder), found)
+        is_whole = True
+    finally:
+        after = {"load_average_after": fingerprint.load_average(), "partial": not is_whole}
+        write_json(output if is_whole else output.with_suffix(".partial.json"), head | found | after)
+    tell(f"{output}")
+    return 0 if all(line["reached"] for line in found["figures"]) else 1
 
 
 def tell(text: str) -> None:

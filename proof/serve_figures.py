@@ -12,7 +12,6 @@ import contextlib
 import itertools
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +20,6 @@ from typing import Any
 
 from localllm import compose
 from localllm.backends.llamacpp.bare import BareLoop
-from localllm.bench.machine import fingerprint
 from localllm.bench.serving.servers.listening import free_port
 from localllm.errors import LocalLLMError
 from localllm.models.catalog import DEFAULT_ALIAS
@@ -29,7 +27,7 @@ from localllm.runtime.config import LoadConfig, RuntimeConfig
 from localllm.runtime.service import Service
 from proof import crowds
 from proof.figures import BARE, ENGINE, OURS, Figure, Turns, burst_figures, samples, table
-from proof.output import MEASURED, header, model_path, tell, write_json
+from proof.output import MEASURED, header, model_path, run_measured, tell
 from proof.peers import Peer, Wanted, llama_server, python_server, running
 from proof.processes import leave_nothing_when_terminated
 from proof.prompts import token_prompts
@@ -170,17 +168,7 @@ def main(arguments: list[str]) -> int:
     settings = {"prompt_tokens": w.prompt, "gen_tokens": w.gen, "pairs": w.pairs, "rounds": w.rounds}
     head = header("serve", model, parallel=N_PARALLEL, retained=N_RETAINED, ctx=w.ctx, **settings)
     output = w.output or MEASURED / f"serve-{model.stem.lower()}.json"
-    found: dict[str, Any] = {}
-    is_whole = False
-    try:
-        with tempfile.TemporaryDirectory(prefix="localllm-proof-") as folder:
-            measure(plan, Path(folder), found)
-        is_whole = True
-    finally:
-        after = {"load_average_after": fingerprint.load_average(), "partial": not is_whole}
-        write_json(output if is_whole else output.with_suffix(".partial.json"), head | found | after)
-    tell(f"{output}")
-    return 0 if all(line["reached"] for line in found["figures"]) else 1
+    return run_measured(output, head, lambda folder, found: measure(plan, folder, found))
 
 
 if __name__ == "__main__":

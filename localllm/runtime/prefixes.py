@@ -95,14 +95,18 @@ class Prefixes:
         self._tiers.used(keys, is_private=sequence.run.is_private)
 
     def best_source(self, sequence: Sequence, hits: list[PrefixHit] | None = None) -> tuple[Slot | None, Cut]:
+        """Return the slot that holds the longest usable beginning of a sequence, and how much of it that is."""
         best: tuple[Slot | None, Cut] = (None, Cut(0))
+        rank = (0, False, 0, 0.0)
         for hit in self._hits(sequence) if hits is None else hits:
             slot = self._slots[hit.slot]
             n_common = self._aligned(min(hit.n_common, self._n_reusable(sequence)))
             cut = usable_cut(self._spec, slot, n_common, self._slots.is_retained(slot))
             is_whole = cut.n_tokens == slot.n_held and self._slots.is_retained(slot)
-            if cut.n_tokens > best[1].n_tokens or (is_whole and cut.n_tokens == best[1].n_tokens > 0):
-                best = (slot, cut)
+            n_beside = 0 if self._spec.copy_shares_memory else slot.n_held  # a copy's cells, where it is rewound
+            own = (cut.n_tokens, is_whole, -n_beside, slot.used_s)  # of equals the newest: the oldest may go
+            if cut.n_tokens and own > rank:
+                best, rank = (slot, cut), own
         return best
 
     def best_start(self, sequence: Sequence) -> tuple[Slot | None, Cut, tuple[Link, ...]]:

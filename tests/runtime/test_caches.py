@@ -105,7 +105,9 @@ def test_what_is_told_to_be_known_is_what_the_request_takes(spec: EngineSpec, ma
         told = explain(service, prompt)
         assert run(service, prompt) == known(told)
         reasons.add(told.reason)
-    assert {"never_seen", "complete"} <= reasons
+    if spec.prefix_rule is PrefixRule.ANY:  # which prompts find all, elsewhere, depends on how quick steps are
+        assert {"never_seen", "complete"} <= reasons
+    assert len(reasons) > 1
 
 
 @pytest.mark.usefixtures("restores")

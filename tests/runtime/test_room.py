@@ -136,6 +136,13 @@ def test_a_copied_prefix_is_recently_used() -> None:
     assert bench.answer([65] * 50).usage.cached_tokens["device"] == 49
 
 
+def test_a_slot_that_shares_but_a_header_with_others_is_given_up_in_its_turn() -> None:
+    bench = _bench(n_slots=5)
+    for i in range(5):
+        bench.answer([1, *[65 + i] * 30])
+    assert 65 not in {tokens for slot in bench.engine.slots for tokens in slot.tokens[1:2]}
+
+
 def test_a_whole_retained_match_wins_over_an_equal_running_one() -> None:
     room = _room(SPEC)
     running, retained = room.slots.take_free(), room.slots.take_free()
