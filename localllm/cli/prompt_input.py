@@ -128,7 +128,7 @@ def _read_file(path: Path) -> str:
         with path.open("rb") as stream:
             return _read_text(stream, str(path))
     except OSError as error:
-        raise UsageError(f"Cannot read {path}: {error.strerror}.", "check the name after -f") from None
+        raise UsageError(f"Cannot read {path}: {error.strerror}.", "check the name of the file") from None
 
 
 def _read_text(stream: BinaryIO, name: str) -> str:

@@ -14,8 +14,10 @@ from localllm.errors import Unavailable
 from localllm.runtime.config import LoadConfig, TierConfig
 from localllm.runtime.engine import EngineSpec
 from localllm.runtime.kv.blocks import NO_ROOT
+from localllm.runtime.kv.explain import Warmed
 from localllm.runtime.kv.ram import Note
 from localllm.runtime.kv.tiers import Tiers
+from localllm.runtime.service import Service
 from localllm.runtime.types import ChatRequest, CompletionRequest
 from tests.cli.conftest import Opened, Result
 from tests.fake_engine import SPEC
@@ -153,6 +155,16 @@ def test_what_is_warmed_here_and_not_on_disk_is_lost_and_that_is_said(cli: Cli, 
     assert told.code == 0
     assert "kept: nowhere" in told.err
     assert "nothing of it is kept" in told.err
+
+
+def test_what_found_no_room_on_disk_is_told(
+    cli: Cli, opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    in_part = Warmed(100, 100, {}, {"device": 100, "ram": 100, "disk": 64}, is_pinned=True)
+    monkeypatch.setattr(Service, "warm", lambda *_: in_part)
+    told = cli("cache", "warm", str(tmp_path / "m.gguf"), "-", stdin="be kind to all")
+    assert "only its first 64 tokens are kept" in told.err
 
 
 def test_a_request_is_read_as_the_server_would(tmp_path: Path) -> None:

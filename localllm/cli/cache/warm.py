@@ -53,7 +53,12 @@ def warm(
         return
     kept = ", ".join(f"{n} on {tier}" for tier, n in warmed.kept_tokens.items() if n) or "nowhere"
     notes.say(f"{warmed.n_tokens} tokens, {warmed.n_computed_tokens} of them computed now; kept: {kept}")
+    n_lasting = max((n for tier, n in warmed.kept_tokens.items() if tier != "device"), default=0)
     if not warmed.is_pinned:
         notes.always(
             "note: nothing of it is kept beyond this: there is no tier with room for it (localllm cache stats)"
+        )
+    elif n_lasting < warmed.n_tokens:
+        notes.always(
+            f"note: only its first {n_lasting} tokens are kept: there was no room for the rest (localllm cache stats)"
         )
