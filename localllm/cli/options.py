@@ -78,7 +78,12 @@ ApiKeyFile: TypeAlias = Annotated[
     Path | None,
     option("--api-key-file", metavar="FILE", help="File with the key of the server. Default: LOCALLLM_API_KEY."),
 ]
-Kv: TypeAlias = Annotated[str, option("--kv", metavar="TYPE|K:V", help="KV cache type: f16, q8_0 or q4_0.")]
+Kv: TypeAlias = Annotated[
+    str,
+    option(
+        "--kv", metavar="TYPE|K:V|auto", help="KV cache type: f16, q8_0 or q4_0; auto: f16, with --deterministic q8_0."
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +99,7 @@ class LoadFlags:
     """How the model is loaded."""
 
     ctx: Ctx = "auto"
-    kv: Kv = "f16"
+    kv: Kv = "auto"
     flash_attn: Annotated[
         Literal["auto", "on", "off"],
         option("--flash-attn", metavar="auto|on|off", help="Flash attention; a quantised V cache needs it."),

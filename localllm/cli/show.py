@@ -23,7 +23,7 @@ def show(
     talk: TalkFlags,
     memory: Memory = False,
     ctx: Ctx = "auto",
-    kv: Kv = "f16",
+    kv: Kv = "auto",
     json: Json = False,
 ) -> None:
     """Tell what a model is and needs.
@@ -32,11 +32,11 @@ def show(
 
     --memory adds the terms of the memory estimate for --ctx (auto: the context it was trained for) and --kv.
     """
+    from localllm.cli.wishes import kv_types
     from localllm.models import info, resolve
-    from localllm.models.kv_types import KvTypes
     from localllm.models.store import Store
 
-    types, n_ctx = KvTypes.parse(kv), _n_ctx(ctx)
+    types, n_ctx = kv_types(kv), _n_ctx(ctx)
     store = Store()
     found = resolve.resolve(model, store)
     facts = info.read_info(found.path)

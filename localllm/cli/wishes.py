@@ -13,6 +13,7 @@ from localllm.errors import UsageError
 from localllm.runtime.config import ANSWER_TOKENS
 
 if TYPE_CHECKING:
+    from localllm.models.kv_types import KvTypes
     from localllm.runtime.config import GpuLayers, LoadConfig, RuntimeConfig
     from localllm.runtime.types import GenerationOptions
 
@@ -24,10 +25,11 @@ SAMPLING_NAMES = ("temperature", "top_p", "top_k", "min_p", "repeat_penalty")
 
 def load_config(flags: LoadFlags, template: Path | None = None, *, deterministic: bool = False) -> LoadConfig:
     """Return the load settings. Raises UsageError naming the flag whose value makes no sense."""
-    from localllm.models.kv_types import KvTypes
     from localllm.runtime.config import LoadConfig
 
-    kv = KvTypes.parse(flags.kv)
+    kv = kv_types(flags.kv)
+    if deterministic and flags.kv not in ("auto", "q8_0", "q8_0:q8_0"):
+        raise UsageError(f"--deterministic needs a KV cache of type q8_0, not {flags.kv}.", "leave --kv out")
     kv.check(head_sizes_k=(), head_sizes_v=(), flash_attn=flags.flash_attn != "off")
     if template is not None and not template.is_file():
         raise UsageError(f"There is no template file {template}.", "--template takes a file with a Jinja template")
@@ -40,6 +42,13 @@ def load_config(flags: LoadFlags, template: Path | None = None, *, deterministic
         template=template,
         deterministic=deterministic,
     )
+
+
+def kv_types(text: str) -> KvTypes:
+    """Return the types of --kv. Raises UsageError for what are none."""
+    from localllm.models.kv_types import KvTypes
+
+    return KvTypes() if text == "auto" else KvTypes.parse(text)
 
 
 def serving_config(

@@ -455,3 +455,12 @@ def test_a_model_without_a_prompt_is_kept_in_the_hint(cli: Cli, opened: Opened, 
     path = tiny / "llama-dense.gguf"
     result = cli("run", str(path), stdin="")
     assert result.err == f"error: There is no prompt.\nhint: localllm run {path} 'your question'\n"
+
+
+@pytest.mark.parametrize("kv", ["f16", "q4_0", "q8_0:f16"])
+def test_equal_answers_with_another_kv_type_are_refused_before_the_load(cli: Cli, opened: Opened, kv: str) -> None:
+    told = cli("run", "m", "hi", "--deterministic", "--kv", kv)
+    assert told.code == 2
+    assert "needs a KV cache of type q8_0" in told.err
+    assert opened.calls == []
+    assert cli("run", "m", "hi", "--deterministic", "--kv", "q8_0").code == 0
