@@ -232,6 +232,7 @@ def test_clipped_length_is_told(cli: Cli, opened: Opened) -> None:
 
 def test_extract_gives_the_first_block_and_stops_there(cli: Cli, opened: Opened) -> None:
     opened.answer = lambda prompt: "Here:\n```python\nprint(1)\n```\nand more " + "blah " * 50
+    opened.on_forward = lambda batch: time.sleep(0.002)  # a model's steps take longer than ending it does
     result = cli("run", "m", "hi", "-x")
     assert result == Result(0, "print(1)\n", "")
     document = cli("run", "m", "hi", "-x", "--json").json()
