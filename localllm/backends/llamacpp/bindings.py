@@ -15,9 +15,11 @@ import os
 import sys
 import threading
 import types
+import zlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from localllm.errors import LocalLLMError
@@ -26,6 +28,8 @@ LEVEL_ERROR = 4  # ggml_log_level: 1 debug, 2 info, 3 warning, 4 error, 5 contin
 LEVEL_CONT = 5
 _RING_LINES = 400
 _LOAD_LOCK = threading.Lock()
+_LIBRARY_SUFFIXES = (".so", ".dylib", ".dll")
+_CHECKED_BYTES = 4 << 20
 
 
 class NativeUnavailable(LocalLLMError):
@@ -162,3 +166,19 @@ def repacking_is_safe() -> bool:
 def library_commit() -> str:
     """Return the commit that the library says it was built from ("abc1234", "-dirty" where it was changed)."""
     return str(load().function("ggml_commit", ctypes.c_char_p)().decode())
+
+
+@functools.cache
+def kernels_checksum() -> str:
+    """Return eight hex digits that tell one build of the kernels from another of the same version.
+
+    The compiler's flags decide how sums are rounded, so KV of another build is not bit for bit ours
+    (docs/decisions/020-no-avx512-fp16.md). Of a file (those for GPUs are huge), size and beginning are taken.
+    """
+    folder = Path(load().api._lib._name).parent
+    checksum = 0
+    for path in sorted(p for p in folder.glob("*ggml*") if p.suffix in _LIBRARY_SUFFIXES):
+        with path.open("rb") as file:
+            head = file.read(_CHECKED_BYTES)
+            checksum = zlib.crc32(head, zlib.crc32(f"{path.name} {file.seek(0, os.SEEK_END)}".encode(), checksum))
+    return f"{checksum:08x}"

@@ -71,7 +71,7 @@ def fingerprint(model: LlamaModel, settings: ContextSettings) -> str:
     """Return everything that decides the bytes of the KV, as one line."""
     parts: dict[str, object] = {
         "model": model.identity,
-        "llama.cpp": f"{bindings.library_version()}-{bindings.library_commit()}",
+        "llama.cpp": f"{bindings.library_version()}-{bindings.library_commit()}-{bindings.kernels_checksum()}",
         "kv": f"{settings.kv_k}:{settings.kv_v}",
         "flash": settings.flash_attn,
         "unified": settings.kv_unified,
