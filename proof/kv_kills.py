@@ -1,7 +1,8 @@
 """Ends writers of the disk tier by SIGKILL while they write, and looks at what is left: `python -m proof.kv_kills`.
 
 Two processes write into one folder, with too little room for all, and read again what lies there. One is ended
-at a random moment, then the other. Then a writer is ended before its first, second, ... call of the system.
+at a random moment, then the other. Then all is cleared: until then, what was pinned at first and the day's count must
+have outlived them. Then a writer is ended before its first, second, ... call of the system.
 A block's bytes follow from its key, so that every one can be checked by anybody.
 """
 
@@ -27,17 +28,31 @@ from localllm.runtime.config import TierConfig
 from localllm.runtime.kv.blocks import KEY_BYTES, MARK_BYTES, Block
 from localllm.runtime.kv.disk import DiskTier
 from localllm.runtime.kv.disk_format import PARTIAL_SUFFIX, SUFFIX, BadFile, is_partial_left_behind, read_file
+from localllm.runtime.kv.disk_room import spent_today
 from proof.output import MEASURED, header, tell, write_json
 from proof.processes import leave_nothing_when_terminated
 
 BUDGET_BYTES = 48 << 20
 MOST_WAITING_BYTES = 4 << 20
 N_CHAINS, CHAIN_BLOCKS = 40, 6
+PINNED_CHAIN = 10**7  # that no writer writes
 MOST_DELAY_S = 0.25
 ROOT_KEY = bytes(KEY_BYTES)
 CALLS = ("open", "write", "fsync", "utime", "replace", "unlink", "mkdir", "link")
 WRONG_BYTES, NOT_WRITTEN = 3, 4
 """How a writer ends that found a wrong block, or whose writing failed."""
+BAD = (
+    "wrong_blocks",
+    "half_files",
+    "set_aside",
+    "partial_after_sweep",
+    "writes_lost_after",
+    "writers_that_failed",
+    "pins_lost",
+    "days_lost",
+    "left_after_clear",
+)
+"""What must be counted nowhere."""
 
 
 def block_at(chain: int, at: int) -> Block:
@@ -180,12 +195,38 @@ def sweep(folder: Path, found: Counter[str]) -> None:
     found["writes_lost_after"] += disk.stats().n_written != 1
 
 
+def pin(folder: Path) -> None:
+    """Write one chain that must stay until all is cleared."""
+    disk = open_tier(folder)
+    for at in range(CHAIN_BLOCKS):
+        block = block_at(PINNED_CHAIN, at)
+        disk.write(block, bytes_of(block.key), prefix_tokens=4096, is_second_use=True, is_pinned=True, wait_s=5.0)
+    disk.close(flush_s=10.0)
+
+
+def clear(folder: Path, found: Counter[str]) -> None:
+    """Count what is pinned and still there, and whether the day's count is; then clear, and count what is left."""
+    disk = open_tier(folder)
+    try:
+        for at in range(CHAIN_BLOCKS):
+            block = block_at(PINNED_CHAIN, at)
+            held = disk.find(block.parent, block.key)
+            found["pins_lost"] += held is None or disk.read(held) != bytes_of(block.key)
+        found["days_lost"] += spent_today(folder) == 0
+        disk.clear()
+        found["left_after_clear"] += disk.find(block.parent, block.key) is not None
+        found["left_after_clear"] += sum(1 for _ in folder.rglob("*" + SUFFIX))
+    finally:
+        disk.close(flush_s=0)
+
+
 # --- the run
 
 
 def end_at_random(folder: Path, n_kills: int, rng: random.Random) -> Counter[str]:
     """End writers at random moments, two at a time, the second while it alone goes on."""
     found: Counter[str] = Counter()
+    pin(folder)
     while found["kills"] < n_kills:
         with ExitStack() as stack:
             writers = [start(stack, folder, rng.randrange(2**31)) for _ in range(2)]
@@ -260,15 +301,15 @@ def main(arguments: list[str]) -> int:
         at_random = end_at_random(Path(name) / "kv", wishes.kills, rng)
         n_damaged = 2 * wishes.kills
         believed = n_damaged_believed(Path(name) / "kv", n_damaged, rng)
+        clear(Path(name) / "kv", at_random)
         at_calls = end_at_each_call(Path(name), wishes.calls)
     runs = {"at random moments": dict(at_random), "before each call": dict(at_calls)}
     result = {"runs": runs, "damaged": n_damaged, "damaged_believed": believed}
     write_json(wishes.output, head | result)
     tell(f"{wishes.output}")
     print(json.dumps(result, indent=1))
-    bad = ("wrong_blocks", "half_files", "set_aside", "partial_after_sweep", "writes_lost_after", "writers_that_failed")
-    n_wrong = sum(run[name] for run in (at_random, at_calls) for name in bad) + believed
-    is_short = at_random["kills"] < wishes.kills or at_calls["kills"] < wishes.calls
+    n_wrong = sum(run[name] for run in (at_random, at_calls) for name in BAD) + believed
+    is_short = at_random["kills"] < wishes.kills or at_calls["kills"] < wishes.calls or not at_random["amid_a_file"]
     return 1 if n_wrong or is_short or at_random["bytes_left"] > 1.1 * BUDGET_BYTES else 0
 
 

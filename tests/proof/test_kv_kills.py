@@ -48,6 +48,19 @@ def test_what_dead_writers_left_is_counted_and_swept(tmp_path: Path) -> None:
     assert (found["partial_left"], found["partial_after_sweep"], found["writes_lost_after"]) == (1, 0, 0)
 
 
+def test_pins_and_the_days_count_are_looked_for_and_then_all_is_cleared(tmp_path: Path) -> None:
+    folder = tmp_path / "kv"
+    kv_kills.pin(folder)
+    filled(folder)
+    found: Counter[str] = Counter()
+    kv_kills.clear(folder, found)
+    assert not any(found[name] for name in kv_kills.BAD)
+    assert not list(folder.rglob("*.kv"))
+    (folder / "daily.json").write_text("half")
+    kv_kills.clear(folder, found)
+    assert (found["pins_lost"], found["days_lost"], found["left_after_clear"]) == (kv_kills.CHAIN_BLOCKS, 1, 0)
+
+
 def test_a_writer_is_ended_at_the_call_that_was_named(tmp_path: Path) -> None:
     found = end_at_each_call(tmp_path, 1)
     assert found["kills"] == 1
