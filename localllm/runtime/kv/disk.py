@@ -20,14 +20,12 @@ from localllm.runtime.config import TierConfig
 from localllm.runtime.kv.blocks import Block, Key
 from localllm.runtime.kv.disk_format import VERSION, BadFile, NewerFile, read_file
 from localllm.runtime.kv.disk_index import DiskIndex
-from localllm.runtime.kv.disk_room import delete_blocks
+from localllm.runtime.kv.disk_names import ENGINE_BYTES
+from localllm.runtime.kv.disk_room import Deleted, delete_blocks
 from localllm.runtime.kv.disk_secret import SECRET_BYTES, open_folder
 from localllm.runtime.kv.disk_writer import Write, Writer
 
 logger = logging.getLogger("localllm.runtime.kv")
-
-LONG_PREFIX_TOKENS = 1024
-"""Shorter prefixes are written on their second use only: they are computed again in a moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +61,7 @@ class DiskTier:
     def __init__(self, config: TierConfig, *, fingerprint: str, model_name: str) -> None:
         self._config = config
         self._n_read = 0
-        name = hashlib.blake2b(f"{VERSION} {fingerprint}".encode(), digest_size=12).hexdigest()
+        name = hashlib.blake2b(f"{VERSION} {fingerprint}".encode(), digest_size=ENGINE_BYTES).hexdigest()
         self._folder = Path(config.disk_dir) / name
         self._index = DiskIndex(self._folder)
         self._refusal = ""
@@ -140,9 +138,10 @@ class DiskTier:
             is_as_good = one is not None and (block.is_bare or not one.block.is_bare)
             if one is not None and is_as_good and (one.is_pinned or not is_pinned):
                 return True
-        if self._refusal or self._writer.is_resting or not self._may_write(prefix_tokens, is_second_use, is_pinned):
+        write = Write(block, blob, prefix_tokens, is_pinned, is_second_use)
+        if self._refusal or self._writer.is_resting or not self._writer.allows(write):
             return False
-        return self._writer.put(Write(block, blob, prefix_tokens, is_pinned), wait_s=wait_s)
+        return self._writer.put(write, wait_s=wait_s)
 
     def used(self, keys: Sequence[Key]) -> None:
         """Make blocks the most recently used."""
@@ -168,9 +167,10 @@ class DiskTier:
     def clear(self) -> tuple[int, int]:
         """Delete this engine's files, those that are pinned too; return how many, and their bytes."""
         self._writer.drop_all()
-        deleted = (0, 0) if self._refusal else delete_blocks(self._folder)
+        deleted = Deleted() if self._refusal else delete_blocks(self._folder)
         self._index.forget_all()
-        return deleted
+        self._writer.room.less(deleted.n_bytes)
+        return deleted.n_blocks, deleted.n_bytes
 
     def stats(self) -> DiskStats:
         """Return what is known of the folder, without looking."""
@@ -195,14 +195,6 @@ class DiskTier:
     def close(self, *, flush_s: float) -> None:
         """End the writer once what waits is written, or `flush_s` have passed. Idempotent."""
         self._writer.close(flush_s)
-
-    def _may_write(self, prefix_tokens: int, is_second_use: bool, is_pinned: bool) -> bool:
-        if is_pinned:
-            return True
-        day = self._writer.day
-        if day.is_spent:
-            return False
-        return is_second_use or (prefix_tokens >= LONG_PREFIX_TOKENS and not day.is_half_spent)
 
     def _read(self, path: Path, block: Block) -> bytes | None:
         """Return what a file holds of a block; a bad one is set aside."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from localllm.models.disk import files
 from localllm.runtime.kv.blocks import Block, Key
 from localllm.runtime.kv.disk_format import PINNED_SUFFIX, SUFFIX, BadFile, NewerFile, read_header
+from localllm.runtime.kv.disk_names import file_kind
 
 _UNSETTLED_S = 1.0  # a folder that changed so short a while ago may change again within its clock's grain
 
@@ -137,7 +138,7 @@ class DiskIndex:
         changed_ns = _changed_ns(folder)
         if changed_ns == part.changed_ns:
             return part
-        names = _block_names(folder) if changed_ns else {}
+        names = block_names(folder) if changed_ns else {}
         self.version += 1
         for name in part.found.keys() - names.keys():
             lost = part.drop(name)
@@ -176,11 +177,11 @@ def _changed_ns(folder: Path) -> int:
     return facts.st_mtime_ns if stat.S_ISDIR(facts.st_mode) else 0
 
 
-def _block_names(folder: Path) -> dict[str, None]:
+def block_names(folder: Path) -> dict[str, None]:
     """Return the names of block files, without looking into them."""
     names = dict[str, None]()
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name.endswith(SUFFIX) and not entry.name.startswith("."):
+            if file_kind(entry.name) in ("block", "pinned"):
                 names[entry.name] = None
     return names

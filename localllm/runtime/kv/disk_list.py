@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from localllm.models.disk import files
 from localllm.runtime.kv.blocks import Block, Key
 from localllm.runtime.kv.disk_format import BadFile, read_header
-from localllm.runtime.kv.disk_room import delete_blocks, engine_folders, spent_today, survey
+from localllm.runtime.kv.disk_room import Deleted, delete_blocks, engine_folders, spent_today, survey
 
 _ABOUT_BYTES = 1 << 16
 
@@ -57,10 +58,13 @@ def prefixes(folder: Path) -> list[KeptPrefix]:
     return sorted(kept, key=lambda one: -one.used_s)
 
 
-def delete_all(folder: Path) -> tuple[int, int]:
-    """Delete every block file, pinned ones too; return how many, and their bytes."""
-    deleted = [delete_blocks(engine) for engine in engine_folders(folder)]
-    return sum(n_blocks for n_blocks, _ in deleted), sum(n_bytes for _, n_bytes in deleted)
+def delete_all(folder: Path) -> Deleted:
+    """Delete every block file, pinned ones too. Raises OSError where nobody can tell what lies there."""
+    with contextlib.suppress(FileNotFoundError):
+        os.listdir(folder)
+    found = [delete_blocks(engine) for engine in engine_folders(folder)]
+    sums = (sum(one.n_blocks for one in found), sum(one.n_bytes for one in found), sum(one.n_left for one in found))
+    return Deleted(*sums)
 
 
 def _chain_bytes(blocks: dict[Key, tuple[Block, int, float, bool]], key: Key) -> int:

@@ -28,6 +28,9 @@ from localllm.runtime.kv.disk_secret import leave_secret, make_folder
 
 logger = logging.getLogger("localllm.runtime.kv")
 
+LONG_PREFIX_TOKENS = 1024
+"""Shorter prefixes are written on their second use only: they are computed again in a moment."""
+
 QUEUE_BYTES = 256 << 20
 SPARE_BYTES = 64 << 20
 """What a disk keeps free for others: with less nothing is written."""
@@ -51,6 +54,7 @@ class Write:
     blob: bytes
     prefix_tokens: int
     is_pinned: bool
+    is_second_use: bool = True
 
 
 class Writer:
@@ -91,6 +95,13 @@ class Writer:
     def is_resting(self) -> bool:
         """Say whether nothing is written because it failed a moment ago."""
         return time.monotonic() < self._rest_until_s
+
+    def allows(self, write: Write) -> bool:
+        """Say whether the day's budget leaves something for a block, as far as it is known what was written."""
+        if write.is_pinned:
+            return True
+        is_long = write.prefix_tokens >= LONG_PREFIX_TOKENS
+        return not self.day.is_spent and (write.is_second_use or (is_long and not self.day.is_half_spent))
 
     def pending(self, key: Key) -> Write | None:
         """Return a block that waits to be written, or is written now."""
@@ -190,31 +201,33 @@ class Writer:
 
     def _take(self, write: Write) -> None:
         """Write a block that waited, unless nobody wants it any more."""
-        is_wanted = self._pending.get(write.block.key) is write  # else cleared, set aside, or to be pinned
+        key = write.block.key
         try:
-            if is_wanted:
-                self._write(write)
+            if self._pending.get(key) is write:  # else cleared, set aside, or to be pinned
+                written = self._write(write)
                 self._n_in_a_row, self._rest_s, self.failure = 0, _REST_S, ""
+                if written is not None and self._pending.get(key) is not write:
+                    self._take_back(written)
         except Exception as error:  # counted before the block stops to wait
-            is_wanted = False
             self._failed(error)
         finally:
             with self._changed:
                 self.n_changes += 1
                 self.waiting_bytes -= len(write.blob)
-                if self._pending.get(write.block.key) is write:
-                    del self._pending[write.block.key]
-                elif is_wanted:
-                    self._take_back(write)
+                if self._pending.get(key) is write:
+                    del self._pending[key]
                 self._changed.notify_all()
 
-    def _take_back(self, write: Write) -> None:
-        """Delete the file of a block that nobody wants here any more. Called under the condition."""
-        found = self._index.get(write.block.key)
-        if found is not None and found.is_pinned == write.is_pinned:
-            self._index.drop(write.block.key)
-            with contextlib.suppress(OSError):
-                found.path.unlink()
+    def _take_back(self, written: Found) -> None:
+        """Delete the file of a block that nobody wants here any more, whatever was forgotten meanwhile.
+
+        Without the condition: whoever needs that must not wait for the disk.
+        """
+        with contextlib.suppress(OSError):
+            written.path.unlink()
+            self.room.less(written.n_bytes)
+        if self._index.get(written.block.key) is written:
+            self._index.drop(written.block.key)
 
     def _failed(self, error: Exception) -> None:
         """Take note that something could not be written; rest when that is no accident."""
@@ -231,18 +244,17 @@ class Writer:
         self._rest_s = min(2 * self._rest_s, _MOST_REST_S)
         self.drop_all()
 
-    def _write(self, write: Write) -> None:
-        """Put a block on disk, whole or not at all. Raises OSError."""
+    def _write(self, write: Write) -> Found | None:
+        """Put a block on disk, whole or not at all; None = it may not lie there. Raises OSError."""
         parts = file_parts(write.block, write.blob, write.prefix_tokens)
         n_bytes = sum(map(len, parts))
         if not self._is_prepared or not files.is_folder(self._folder):  # somebody may have deleted it
             self._prepare_folder()
         if time.monotonic() - self._swept_s > _SWEEP_S or self._unswept_bytes > self._sweep_bytes:
             self._sweep()
-        is_spent = self.day.is_spent and not write.is_pinned  # known since only, maybe
-        if is_spent or not self._make_room(n_bytes):
+        if not self.allows(write) or not self._make_room(n_bytes):  # what the day has seen is known since only, maybe
             self.n_dropped += 1
-            return
+            return None
         path = self._index.place(write.block, is_pinned=write.is_pinned)
         used_s = time.time()
         try:
@@ -253,7 +265,8 @@ class Writer:
         if write.is_pinned:
             with contextlib.suppress(OSError):
                 path.with_name(path.name.removesuffix(PINNED_SUFFIX) + SUFFIX).unlink()
-        self._index.add(Found(write.block, path, n_bytes, write.prefix_tokens))
+        written = Found(write.block, path, n_bytes, write.prefix_tokens)
+        self._index.add(written)
         self.room.used_bytes += n_bytes
         self._unswept_bytes += n_bytes
         self.n_written += 1
@@ -261,6 +274,7 @@ class Writer:
         self.day.spend(n_bytes)
         with self._changed:
             self._touched.setdefault(write.block.parent, used_s)
+        return written
 
     def _put(self, path: Path, parts: tuple[bytes, ...], used_s: float) -> None:
         files.make_own_folder(path.parent)

@@ -106,12 +106,13 @@ def _blocks(tiers: Tiers, root: Root, tokens: Tokens) -> Iterator[Block]:
 
 def _other_folders(root: Path, fingerprint: str, model_name: str) -> Iterator[tuple[Path, str]]:
     """Yield the folders of the same model under other fingerprints, with those."""
-    with contextlib.suppress(OSError):
-        for folder in sorted(root.iterdir())[:_MAX_FOLDERS]:
-            about = _about(folder / "about.json")
-            other = about.get("fingerprint")
-            if about.get("model") == model_name and isinstance(other, str) and other != fingerprint:
-                yield folder, other
+    from localllm.runtime.kv.disk_room import engine_folders
+
+    for folder in sorted(engine_folders(root))[:_MAX_FOLDERS]:
+        about = _about(folder / "about.json")
+        other = about.get("fingerprint")
+        if about.get("model") == model_name and isinstance(other, str) and other != fingerprint:
+            yield folder, other
 
 
 def _about(path: Path) -> Mapping[str, object]:
@@ -124,14 +125,11 @@ def _about(path: Path) -> Mapping[str, object]:
 
 def _blocks_after(folder: Path, parent: bytes) -> list[Block]:
     """Return the blocks that follow a parent, as their files say; what is no block is passed over."""
-    from localllm.runtime.kv.disk_format import SUFFIX, BadFile, read_header
+    from localllm.runtime.kv.disk_format import BadFile, read_header
+    from localllm.runtime.kv.disk_index import block_names
 
-    found = list[Block]()
-    try:
-        paths = [path for path in (folder / f"{parent[0]:02x}").iterdir() if path.name.endswith(SUFFIX)]
-    except OSError:
-        return found
-    for path in paths[:_MAX_FILES]:
+    found, part = list[Block](), folder / f"{parent[0]:02x}"
+    for path in [part / name for name in block_names(part)][:_MAX_FILES]:
         with contextlib.suppress(BadFile, OSError):
             block = read_header(path).block
             if block.parent == parent:

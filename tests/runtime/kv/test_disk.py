@@ -16,6 +16,8 @@ import pytest
 from localllm.runtime.kv import disk_writer
 from localllm.runtime.kv.blocks import Block
 from localllm.runtime.kv.disk import DiskTier
+from localllm.runtime.kv.disk_index import Found
+from localllm.runtime.kv.disk_room import Deleted
 from tests.runtime.kv.disk_blocks import LONG_TOKENS, ROOT, blob_of, block_of, chain_of, files_in, settle, tier, write
 
 
@@ -383,7 +385,7 @@ def test_clear_deletes_all_that_lies_there_and_what_is_being_written(
 ) -> None:
     write(disk, block_of(1))
     write(disk, block_of(2), is_pinned=True)
-    files_in(folder)[0].with_name("ab.kv.bad").write_text("bad")
+    files_in(folder)[0].with_name(f"{16 * 'ab'}.kv.bad").write_text("bad")
     begun, gate = threading.Event(), threading.Event()
 
     def slow(fd: int) -> None:
@@ -403,6 +405,73 @@ def test_clear_deletes_all_that_lies_there_and_what_is_being_written(
     assert not files_in(folder, "*.bad")
     assert not disk.children(ROOT)
     assert not any(disk.holds(block_of(n).key) for n in range(6))
+
+
+def test_what_is_written_while_all_is_cleared_does_not_stay(
+    folder: Path, disk: DiskTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, gate, real = threading.Event(), threading.Event(), disk._index.add
+
+    def slow(found: Found) -> None:
+        real(found)
+        begun.set()
+        gate.wait(10)
+
+    monkeypatch.setattr(disk._index, "add", slow)
+    monkeypatch.setattr("localllm.runtime.kv.disk.delete_blocks", lambda folder: Deleted())  # it looked just before
+    disk.write(block_of(1), b"x", prefix_tokens=LONG_TOKENS, is_second_use=True)
+    assert begun.wait(10)
+    disk.clear()
+    gate.set()
+    settle(disk)
+    assert not files_in(folder)
+    assert not disk.holds(block_of(1).key)
+    assert disk.stats().used_bytes == 0
+
+
+def test_nobody_waits_while_a_file_is_taken_back(folder: Path, disk: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, gate, real = threading.Event(), threading.Event(), Path.unlink
+
+    def hangs(path: Path, missing_ok: bool = False) -> None:
+        begun.set()
+        assert gate.wait(10)
+        real(path, missing_ok)
+
+    at_fsync, may_end, real_fsync = threading.Event(), threading.Event(), os.fsync
+
+    def slow(fd: int) -> None:
+        at_fsync.set()
+        may_end.wait(10)
+        real_fsync(fd)
+
+    write(disk, block_of(9))
+    monkeypatch.setattr(os, "fsync", slow)
+    disk.write(block_of(1), b"x", prefix_tokens=LONG_TOKENS, is_second_use=True)
+    assert at_fsync.wait(10)
+    disk.set_aside(block_of(1).key)
+    monkeypatch.setattr(Path, "unlink", hangs)
+    may_end.set()
+    assert begun.wait(10)
+    done = threading.Event()
+
+    def engine() -> None:
+        disk.write(block_of(2), b"x", prefix_tokens=LONG_TOKENS, is_second_use=True)
+        disk.used([block_of(9).key])
+        done.set()
+
+    threading.Thread(target=engine, daemon=True).start()
+    is_done = done.wait(5)
+    gate.set()
+    settle(disk)
+    assert is_done
+    assert len(files_in(folder)) == 2
+
+
+def test_what_was_cleared_is_counted_no_more(folder: Path, disk: DiskTier) -> None:
+    write(disk, block_of(1), block_of(2))
+    assert disk.stats().used_bytes
+    disk.clear()
+    assert disk.stats().used_bytes == 0
 
 
 def test_nothing_in_a_file_tells_text_or_token_ids(folder: Path, disk: DiskTier) -> None:

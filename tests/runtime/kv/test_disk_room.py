@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -112,7 +113,7 @@ def test_pins_stay_whatever_comes_and_however_old_they_are(folder: Path, disk: D
     write(disk, *map(block_of, range(40, 52)), n_bytes=N_BYTES, is_pinned=True)
     assert total(folder)["bytes"] <= 12 * N_BYTES
     assert total(folder)["pinned_bytes"] >= 10 * N_BYTES
-    assert delete_all(folder)[0] >= 10
+    assert delete_all(folder).n_blocks >= 10
     assert not files_in(folder)
 
 
@@ -129,6 +130,25 @@ def test_what_was_not_used_for_long_goes_also_while_nothing_is_written(
         time.sleep(0.01)
     assert len(files_in(folder)) == 1
     idle.close(flush_s=0)
+
+
+def test_a_clock_that_jumped_ahead_costs_at_most_a_quarter_a_look(
+    folder: Path, disk: DiskTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(disk, *map(block_of, range(8)))
+    write(disk, block_of(20), is_pinned=True)
+    now_s = time.time()
+    room = FolderRoom(folder, 1 << 30, 7 * DAY_S)
+    monkeypatch.setattr(time, "time", lambda: now_s + 365 * DAY_S)
+    n_left = []
+    for _ in range(5):
+        room.sweep()
+        n_left.append(len(files_in(folder)))
+    assert n_left == [7, 5, 4, 3, 2]
+    assert room.used_bytes == total(folder)["bytes"]
+    monkeypatch.setattr(time, "time", lambda: now_s)
+    room.sweep()
+    assert len(files_in(folder)) == 2
 
 
 def test_by_itself_it_takes_a_tenth_of_the_disk_that_is_free_without_it(
@@ -164,7 +184,7 @@ def test_a_clock_that_was_set_back_makes_nothing_stay_for_ever(folder: Path) -> 
 
 def test_bad_files_count_and_go_first(folder: Path, disk: DiskTier) -> None:
     write(disk, *map(block_of, range(5)), n_bytes=N_BYTES)
-    bad = files_in(folder)[0].with_name("x.kv.bad")
+    bad = files_in(folder)[0].with_name(f"{16 * 'ab'}.kv.bad")
     bad.write_bytes(bytes(6 * N_BYTES))
     write(disk, block_of(9), block_of(10), n_bytes=N_BYTES)
     assert not bad.exists()
@@ -180,7 +200,13 @@ def test_what_dead_writers_left_is_swept_and_what_is_being_written_is_not(folder
 
     write(disk, block_of(1))
     part = files_in(folder)[0].parent
-    dead, alive, old, new = (part / ".aa.kv.tmp", part / ".bb.kv.tmp", folder / ".cc.tmp", part.parent / ".dd.tmp")
+    aa, bb, cc, dd = (f".{8 * letters}" for letters in ("aa", "bb", "cc", "dd"))
+    dead, alive, old, new = (
+        part / f"{aa}.kv.tmp",
+        part / f"{bb}.kv.tmp",
+        folder / f"{cc}.tmp",
+        part.parent / f"{dd}.tmp",
+    )
     for path in (dead, alive, old, new):
         path.write_bytes(b"half")
     os.utime(old, (0, time.time() - 7200))
@@ -192,17 +218,83 @@ def test_what_dead_writers_left_is_swept_and_what_is_being_written_is_not(folder
 
 def test_nothing_but_its_own_files_is_ever_deleted(folder: Path, disk: DiskTier, tmp_path: Path) -> None:
     write(disk, block_of(1))
-    part = files_in(folder)[0].parent
-    kept = [folder / "notes.txt", part / "notes.txt", part.parent / "x.kv", folder / "y.kv", tmp_path / "z.kv"]
+    part, name = files_in(folder)[0].parent, files_in(folder)[0].name
+    others, ours = folder / "app" / "ui", folder / ("0" * 24) / "ui"
+    for place in (others, others.parent / "ab", ours):
+        place.mkdir(parents=True)
+    names = ["main.kv", name, f"{name}.bad", "notes.pin.kv", ".x.kv.tmp", ".x.tmp", "old.bad"]
+    kept = [place / name for place in (others, others.parent / "ab", ours) for name in names]
+    kept += [place / name for place in (part, part.parent, folder) for name in (*names[:1], *names[3:], "notes.txt")]
+    kept += [tmp_path / "z.kv", part.parent / name, folder / name]
     for path in kept:
         path.write_text("mine")
         os.utime(path, (0, 0))
-    (part / "link.kv").symlink_to(tmp_path / "z.kv")
-    (folder / "linked").symlink_to(tmp_path)
+    (part / f"{16 * '00'}.kv").symlink_to(tmp_path / "z.kv")
+    (folder / ("1" * 24)).symlink_to(others.parent)
     FolderRoom(folder, 1, 1.0).sweep()
+    assert total(folder)["n_blocks"] == 0
+    disk.children(ROOT)
     disk.clear()
     delete_all(folder)
     assert all(path.exists() for path in kept)
+
+
+def test_every_name_that_is_written_is_known(folder: Path, disk: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
+    from localllm.models.disk import files
+    from localllm.runtime.kv.disk_names import file_kind, is_engine_folder, is_part
+
+    seen, real = list[str](), os.open
+
+    def opened(path: str | Path, flags: int, *args: Any, **named: Any) -> int:
+        if flags & os.O_CREAT and Path(path).is_relative_to(folder):
+            seen.append(Path(path).name)
+        return real(path, flags, *args, **named)
+
+    monkeypatch.setattr(os, "open", opened)
+    write(disk, block_of(1))
+    write(disk, block_of(2), is_pinned=True)
+    assert {file_kind(name) for name in seen if not name.startswith("daily.lock")} == {"partial", "temporary"}
+    paths = files_in(folder)
+    assert {file_kind(path.name) for path in paths} == {"block", "pinned"}
+    assert all(is_part(path.parent.name) and is_engine_folder(path.parent.parent.name) for path in paths)
+    for path in paths:
+        first = files.set_aside(path)
+        path.write_text("again")
+        assert first is not None
+        first.rename(first.with_name(f"{path.name}.{files.token()}.bad"))
+    assert {file_kind(path.name) for path in files_in(folder, "*.bad")} == {"bad"}
+
+
+def test_what_cannot_be_deleted_is_counted(folder: Path, disk: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(disk, block_of(1))
+
+    def refuses(path: Path) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "unlink", refuses)
+    assert (delete_all(folder).n_blocks, delete_all(folder).n_left) == (0, 1)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ESTALE, errno.ENOTCONN, errno.EIO])
+def test_a_folder_that_cannot_be_looked_at_raises_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    folder.mkdir()
+    real = os.stat
+
+    def fails(path: str | Path, *args: Any, **named: Any) -> os.stat_result:
+        if Path(str(path)).is_relative_to(folder):
+            raise OSError(number, os.strerror(number))
+        return real(path, *args, **named)
+
+    monkeypatch.setattr(os, "stat", fails)
+    monkeypatch.setattr(os, "lstat", fails)
+    disk = tier(folder, disk_bytes=None)
+    assert disk.stats().failure == os.strerror(number)
+    assert FolderRoom(folder, None, 1.0).limit_bytes > 0
+    assert not disk.write(block_of(1), b"x", prefix_tokens=LONG_TOKENS, is_second_use=True)
+    assert disk.clear() == (0, 0)
+    disk.close(flush_s=1)
 
 
 # --- a day's writing
@@ -254,6 +346,20 @@ def test_a_days_budget_is_shared_and_known_before_much_is_written(folder: Path) 
     second.close(flush_s=1)
 
 
+def test_what_a_short_process_writes_first_keeps_to_the_half_day_too(folder: Path) -> None:
+    first = tier(folder, disk_daily_bytes=10 * N_BYTES)
+    write(first, *map(block_of, range(6)), n_bytes=N_BYTES)
+    first.close(flush_s=1)
+    second = tier(folder, disk_daily_bytes=10 * N_BYTES)
+    once, again = block_of(20), block_of(21)
+    second.write(once, blob_of(once, N_BYTES), prefix_tokens=LONG_TOKENS, is_second_use=False)
+    second.write(again, blob_of(again, N_BYTES), prefix_tokens=LONG_TOKENS, is_second_use=True)
+    settle(second)
+    assert [second.holds(block.key) for block in (once, again)] == [False, True]
+    assert second.stats().n_dropped == 1
+    second.close(flush_s=1)
+
+
 def test_a_day_ends_and_a_clock_set_back_gives_no_second_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,6 +380,37 @@ def test_a_day_ends_and_a_clock_set_back_gives_no_second_budget(
     for one in (budget, other):
         one.refresh()
         assert one.spent_bytes == 0
+
+
+def test_a_budget_spent_on_a_wrong_later_day_is_back_the_day_after_the_clock_was_set_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "daily.json").write_text(json.dumps({"day": "2099-01-01", "bytes": 100}))
+    monkeypatch.setattr(disk_room, "_today", lambda: "2030-01-01")
+    budget = DayBudget(tmp_path, 100)
+    budget.refresh()
+    assert budget.is_spent
+    monkeypatch.setattr(disk_room, "_today", lambda: "2030-01-02")
+    for one in (budget, DayBudget(tmp_path, 100)):
+        one.refresh()
+        assert one.spent_bytes == 0
+
+
+def test_where_there_are_no_locks_each_process_counts_and_writes_for_itself(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fcntl
+
+    def no_locks(fd: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    disk = tier(folder, disk_daily_bytes=3 * N_BYTES)
+    write(disk, *map(block_of, range(6)), n_bytes=N_BYTES)
+    stats = disk.stats()
+    assert (stats.n_written, stats.n_failed, stats.failure) == (3, 0, "")
+    assert stats.spent_today_bytes >= 3 * N_BYTES
+    disk.close(flush_s=1)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"day": 1}', '{"day": "9999-01-01", "bytes": "many"}', "[" * 100_000])
