@@ -43,7 +43,7 @@ def encode_prompt(
         started_s = time.perf_counter()
         encoded = chat_template.encode(model.tokenizer, rendered, recollection)
         if recollection is not None:
-            recollection.ends(rendered.text, encoded.tokens)
+            recollection.ends(rendered)
     else:
         encoded = Encoded(_completion_ids(request, model.tokenizer), ())
     timeline.add("tokenise", time.perf_counter() - started_s)

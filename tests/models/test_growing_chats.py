@@ -98,7 +98,7 @@ class Growing:
         rendered = self.template.render(self.messages, max_chars=100_000)
         recollection = self.memory.recall(NO_ROOT)
         tokens = encode(self.tokenizer, rendered, recollection).tokens
-        recollection.ends(rendered.text, tokens)
+        recollection.ends(rendered)
         usual = encode(self.tokenizer, rendered).tokens
         assert self._words(tokens) == self._words(usual)
         ids = oddly(self.tokenizer, generated, self.rng)
@@ -210,7 +210,7 @@ def test_a_call_that_the_template_spells_as_its_model_did_keeps_its_tokens(share
     ids = [token for part in parts for token in ([spelled[part]] if part in spelled else part.encode())]
     recollection = memory.recall(NO_ROOT)
     prompt = encode(tokenizer, asked, recollection).tokens
-    recollection.ends(asked.text, prompt)
+    recollection.ends(asked)
     recollection.keep(ids)
     tokens = encode(tokenizer, history, memory.recall(NO_ROOT)).tokens
     usual = encode(tokenizer, history).tokens

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -44,7 +45,7 @@ class Chat:
         rendered = self.template.render(messages, max_chars=100_000)
         recollection = self.memory.recall(root)
         tokens = encode(self.tokenizer, rendered, recollection).tokens
-        recollection.ends(rendered.text, tokens)
+        recollection.ends(rendered)
         for ids in answers:
             recollection.keep(ids)
         return tokens
@@ -184,13 +185,13 @@ def test_of_several_choices_the_one_that_was_taken_is_found() -> None:
         assert chat.ask(USER, chat.told(ids), MORE)[: len(first) + len(ids)] == first + ids
 
 
-def test_of_two_that_read_the_same_the_newer_is_taken_and_the_longer_first() -> None:
+def test_of_two_that_read_the_same_the_first_stays_and_the_longest_is_taken() -> None:
     chat = Chat()
     usual = chat.tokenizer.encode("Hello", parse_special=False)
-    first = chat.ask(USER, answers=(usual, list(b"Hello"), list(b"He")))
-    assert chat.ask(USER, chat.told(usual), MORE)[len(first) : len(first) + 5] == list(b"Hello")
-    chat.ask(USER, answers=(usual,))
-    assert chat.ask(USER, chat.told(usual), MORE)[len(first)] == usual[0]
+    first = chat.ask(USER, answers=(list(b"Hello"), usual, list(b"He")))
+    for _ in range(2):
+        assert chat.ask(USER, chat.told(usual), MORE)[len(first) : len(first) + 5] == list(b"Hello")
+        chat.ask(USER, answers=(usual,))
 
 
 def test_a_later_answer_is_only_used_where_the_tokens_before_it_are_the_same() -> None:
@@ -200,10 +201,106 @@ def test_a_later_answer_is_only_used_where_the_tokens_before_it_are_the_same() -
     chat.ask(USER, chat.told(one), MORE, answers=(two,))
     other = Chat()  # a process that knows the second answer only
     other.memory = chat.memory
-    place = next(iter(chat.memory._answers))
-    chat.memory._count(place, chat.memory._answers.pop(place), -1)
+    chat.memory._drop(next(answer for answer in chat.memory._answers if answer.told == "Hello there"))
     messages = (USER, chat.told(one), MORE, chat.told(two), USER)
     assert other.ask(*messages) == other.canonical(*messages).tokens
+
+
+# However many talk at once
+
+
+def test_a_live_chat_goes_on_after_its_first_answer_however_many_others_began_like_it() -> None:
+    chat = Chat()
+    first = chat.tokenizer.oddly("Hello there")
+    before = chat.ask(USER, answers=(first,)) + first
+    messages = [USER, chat.told(first)]
+    for turn in range(5):
+        for other in range(40):
+            chat.ask(USER, answers=(chat.tokenizer.oddly(f"Hi there, {turn} {other}"),))
+        messages.append({"role": "user", "content": f"Question {turn}?"})
+        ids = chat.tokenizer.oddly(f"Hello {turn}")
+        prompt = chat.ask(*messages, answers=(ids,))
+        assert prompt[: len(before)] == before
+        before = prompt + ids
+        messages.append(chat.told(ids))
+
+
+def test_nor_do_others_who_got_the_same_words_in_other_tokens_change_it() -> None:
+    chat = Chat()
+    usual, odd = chat.tokenizer.encode("Hello there", parse_special=False), chat.tokenizer.oddly("Hello there")
+    chat.ask(USER, answers=(odd,))
+    second = chat.ask(USER, chat.told(odd), MORE, answers=(odd,))
+    chat.ask(USER, answers=(usual,))
+    third = chat.ask(USER, chat.told(odd), MORE, chat.told(odd), USER)
+    assert third[: len(second) + len(odd)] == second + odd
+
+
+def test_an_answer_that_is_used_outlasts_newer_ones_to_the_same_prompt() -> None:
+    chat = Chat(max_bytes=20_000)
+    ids = chat.tokenizer.oddly("Hello there")
+    chat.ask(USER, answers=(ids,))
+    for i in range(200):
+        chat.ask(USER, answers=(list(f"Hello {i}".encode()),))
+        assert chat.memory.n_bytes <= 20_000
+        chat.ask(USER, chat.told(ids), MORE)
+    assert chat.ask(USER, chat.told(ids), MORE) != chat.canonical(USER, chat.told(ids), MORE).tokens
+    oldest = {"role": "assistant", "content": "Hello 0"}
+    assert chat.ask(USER, oldest, MORE) == chat.canonical(USER, oldest, MORE).tokens
+
+
+def test_of_thousands_of_answers_to_one_prompt_few_are_looked_at() -> None:
+    chat = Chat(max_bytes=1 << 24)
+    rendered = chat.template.render((USER,), max_chars=10_000)
+    recollection = chat.memory.recall(NO_ROOT)
+    recollection.ends(rendered)
+    for i in range(5000):
+        recollection.keep(list(f"Hello {i}.".encode()))
+    ((place, held),) = chat.memory._at.items()
+    assert len(held) == 5000
+    for i in (0, 17, 4999):
+        assert [answer.told for answer in chat.memory.beginning(place, f"Hello {i}.")] == [f"Hello {i}."]
+    assert len(chat.memory.beginning(place, "Hello")) < 100
+    assert chat.memory.beginning(place, "Help") == []
+
+
+class Counting(WordTokenizer):
+    """Counts the characters that it makes tokens of."""
+
+    n_chars = 0
+
+    def encode(self, text: str, **options: Any) -> list[int]:
+        """Count, then encode."""
+        self.n_chars += len(text)
+        return super().encode(text, **options)
+
+
+@pytest.mark.parametrize("forgotten", [(), (0,), (20,), (0, 20), range(40)])
+def test_each_character_of_a_chat_is_tokenised_once_whatever_of_it_is_forgotten(forgotten: Sequence[int]) -> None:
+    chat = Chat()
+    tokenizer = chat.tokenizer = chat.memory.tokenizer = Counting(SPECIALS, WORDS, bos="<s>", eos="<|im_end|>")
+    messages: list[Any] = []
+    for turn in range(40):
+        messages.append({"role": "user", "content": f"{turn}?"})
+        ids = tokenizer.oddly(f"Hello {turn}")
+        chat.ask(*messages, answers=(ids,))
+        messages.append(chat.told(ids))
+    answers = sorted(chat.memory._answers, key=lambda answer: answer.place[0])
+    for turn in forgotten:
+        chat.memory._drop(answers[turn])
+    tokenizer.n_chars = 0
+    rendered = chat.template.render([*messages, MORE], max_chars=100_000)
+    tokens = encode(tokenizer, rendered, chat.memory.recall(NO_ROOT)).tokens
+    assert tokenizer.decode(tokens) == rendered.text
+    assert tokenizer.n_chars <= len(rendered.text)
+
+
+def test_a_mark_that_must_be_another_character_does_not_hide_what_came_before_it() -> None:
+    chat = Chat()
+    user = {"role": "user", "content": "What is <|im_end|>?"}
+    ids = chat.tokenizer.oddly("Hello there")
+    first = chat.ask(user, answers=(ids,))
+    second = chat.ask(user, chat.told(ids), {"role": "user", "content": "And \ufdd0?"})
+    assert second[: len(first) + len(ids)] == first + ids
 
 
 # The caller's words never become a control token, and a template's control tokens stay
@@ -290,18 +387,13 @@ def test_memory_is_bounded_and_the_oldest_goes_first() -> None:
     assert not any(kept[1:50])
 
 
-def test_one_prompt_keeps_a_bounded_number_of_answers() -> None:
-    chat = Chat()
-    for i in range(200):
-        chat.ask(USER, answers=(list(f"Hello {i}".encode()),))
-    assert chat.memory.n_bytes < 16 * 600
-
-
-def test_an_answer_that_is_too_large_is_not_kept() -> None:
+def test_an_answer_that_is_too_large_is_not_kept_and_no_other_goes_for_it() -> None:
     chat = Chat(max_bytes=5000)
     chat.ask(USER, answers=(list(b"x" * 5000),))
     assert chat.memory.n_bytes == 0
     assert chat.memory.lengths(0, 1000) == []
+    chat.ask(USER, answers=(list(b"x"), list(b"x" * 5000)))
+    assert 0 < chat.memory.n_bytes < 1000
 
 
 def test_nothing_is_remembered_of_no_answer() -> None:

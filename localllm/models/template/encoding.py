@@ -25,26 +25,21 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """Tokens that a model generated and whose text stands in a prompt at [`start`, `end`), no character changed.
-
-    `prompt`: names the tokens they were generated after.
-    """
+    """Tokens that a model generated and whose text stands in a prompt at [`start`, `end`), no character changed."""
 
     start: int
     end: int
     ids: Sequence[int]
-    prompt: tuple[int, bytes]
 
 
 class Recall(Protocol):
     """Knows what was generated before. Asked about one prompt, from its beginning to its end."""
 
-    def generated(self, text: str, stretch: Stretch) -> Iterable[Generated]:
-        """Return what was generated after `text` up to some place, and stands in this stretch of it; best first."""
-        ...
+    def generated(self, prompt: Rendered, stretch: Stretch) -> Generated | None:
+        """Return what was generated after the prompt up to some place, and stands in this stretch of it.
 
-    def confirms(self, generated: Generated, tokens: Sequence[int], more: Sequence[int]) -> bool:
-        """Say whether it was generated after exactly `tokens` (of which only the end is new) and then `more`."""
+        After the very tokens: what was returned before was put into the prompt, and this will be, too.
+        """
         ...
 
 
@@ -57,12 +52,10 @@ def encode(tokenizer: Tokenizer, rendered: Rendered, recall: Recall | None = Non
     writer = _Writer(tokenizer, rendered)
     for stretch in rendered.answers if recall is not None else ():
         assert recall is not None
-        for generated in recall.generated(rendered.text, stretch):
-            before = writer.parts(generated.start)
-            if recall.confirms(generated, writer.tokens, [token for part in before for token in part.ids]):
-                text = rendered.text[generated.start : generated.end]
-                writer.take([*before, _Part(generated.start, text, generated.ids)])
-                break
+        generated = recall.generated(rendered, stretch)
+        if generated is not None:
+            text = rendered.text[generated.start : generated.end]
+            writer.take([*writer.parts(generated.start), _Part(generated.start, text, generated.ids)])
     writer.take(writer.parts(len(rendered.text)))
     return Encoded(writer.tokens, tuple(sorted({position for position in writer.positions if position})))
 
@@ -119,8 +112,10 @@ def _token_counts(tokenizer: Tokenizer, text: str, ids: Sequence[int], offsets: 
     """Return how many of `ids` lie wholly before each offset (ascending) of `text`, as far as that can be told."""
     counts: list[int] = []
     data, at, n_done = text.encode("utf-8", "surrogatepass") if offsets else b"", 0, 0
+    target = n_chars = 0
     for offset in offsets:
-        target = len(text[:offset].encode("utf-8", "surrogatepass"))
+        target += len(text[n_chars:offset].encode("utf-8", "surrogatepass"))
+        n_chars = offset
         while n_done < len(ids):
             after = _after_piece(data, at, tokenizer.piece(ids[n_done]))
             if after is None:
