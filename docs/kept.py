@@ -16,9 +16,12 @@ MARK = "<!-- what follows: make kv-figures -->"
 METHOD = """Prompts of token ids, greedily, {ctx} tokens of context and 8 sequences at once on every server, the same
 threads, batch sizes and KV types; `localllm serve` with `--kv-ram {ram} --kv-disk {disk}`. One run, servers in turning
 order; {rounds} rounds of ours, {others} of the others. Ratios are of pairs that were taken one after the other, with a
-bootstrap interval; of numbers that are no ratios the range stands there. *Cold*: a prompt that shares nothing with any
-before. What never hits: three requests in a row on a server that keeps everything and on one that keeps nothing
-(`--kv-ram off --kv-disk off`, every request with `cache: off`), {pairs} pairs, each time the other one first."""
+bootstrap interval; of numbers that are no ratios the range stands there. *Reached*: the measured value, a median where
+there is an interval, is what was asked. What was to be measured and was not, or did not do what it was to prove, is
+missed. *Cold*: a prompt that shares nothing with any before. What never hits: three requests in a row on a server
+that keeps everything and on one that keeps nothing
+(`--kv-ram off --kv-disk off`, every request with `cache: off`), {pairs} pairs, each time the other one first.
+Memory: a server that was started for it, with a smaller `--kv-disk`, so that both its tiers are full."""
 
 
 def results(folder: Path = MEASURED) -> list[dict[str, Any]]:
@@ -40,14 +43,28 @@ def section(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"## Kept: {found['model']['file']}"
     yield ran_on(found)
     yield METHOD.format(ram=settings["LOCALLLM_KV_RAM"], disk=settings["LOCALLLM_KV_DISK"], **settings)
-    yield table(
-        ("figure", "asked", "measured", "95 % interval or range", "n", ""), [figure_row(f) for f in found["figures"]]
-    )
+    apart = [name for name, part in found.get("parts", {}).items() if part["date"] != found["date"]]
+    if apart:
+        yield "Measured anew since then: " + "; ".join(f"{name}, {_when(found['parts'][name])}" for name in apart) + "."
+    head = ("figure", "asked", "measured", "95 % interval or range", "n", "")
+    yield table(head, [_figure(line) for line in found["figures"]])
     names = list(dict.fromkeys(name for line in found["beside"] for name in line["sides"]))
     yield "Medians beside other servers on the same prompts:"
     yield table(("", "unit", *names), [_beside(line, names) for line in found["beside"]])
     for name, reason in found["left_out"].items():
         yield f"Left out: {name}: {reason}."
+
+
+def _when(part: Mapping[str, Any]) -> str:
+    git = part["git"] or {}
+    return f"{part['date']}, commit {git.get('commit')}{' with changes' if git.get('dirty') else ''}"
+
+
+def _figure(line: Mapping[str, Any]) -> list[Any]:
+    if "missing" not in line:
+        return figure_row(line)
+    what, asked, _, *rest = figure_row({**line, "value": 0.0})
+    return [what, asked, f"none: {line['missing']}", *rest]
 
 
 def _beside(line: Mapping[str, Any], names: list[str]) -> list[Any]:

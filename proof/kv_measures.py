@@ -11,10 +11,9 @@ from typing import Any, TypeVar
 from localllm.bench.client.calls import Call, End, Outcome
 from localllm.bench.client.latencies import ttft_ms
 from localllm.bench.client.load import closed_loop
-from localllm.bench.stats.summaries import Estimate, estimate, median, paired_ratio
-from proof.figures import Figure, figure
+from localllm.bench.stats.summaries import estimate, median, paired_ratio
+from proof.kv_parts import Asked, Beside, Part
 from proof.kv_sides import Ours, Server, TokenPrompts
-from proof.output import tell
 from proof.sides import BurstFailed, HttpSide, Prompts, burst_of
 
 SYSTEM_TOKENS, OWN_TOKENS, N_CLIENTS, N_GEN = 1500, 20, 8, 4
@@ -22,6 +21,18 @@ DOCUMENT_TOKENS, QUESTION_TOKENS = 2000, 100
 N_TURNS, TURN_TOKENS = 20, 32
 SETTLE_S = 0.6
 """What a server does after an answer, exporting for one, is not to fall on the next one's time."""
+
+_AT_ONCE = f"{N_CLIENTS} clients at once, one {SYSTEM_TOKENS}-token system prompt"
+_ONE = f"a {SYSTEM_TOKENS}-token prompt with {OWN_TOKENS} tokens of its own"
+_HIT = f"{DOCUMENT_TOKENS} shared tokens and {QUESTION_TOKENS} own"
+_CHAT = f"a chat of {N_TURNS} turns"
+SHARED_TTFT = Asked(f"{_AT_ONCE}: median first token over one client's alone", 1.25)
+SHARED_ONCE = Asked(f"{_AT_ONCE}: tokens computed beyond the prefix once and what is each one's own", 0)
+RESTART_TTFT = Asked(f"{_ONE}, after a restart: first token over cold", 0.03)
+RESTART_DISK = Asked("after a restart: tokens of that prompt from disk", SYSTEM_TOKENS, at_least=True)
+AGAIN_TTFT = Asked("the same prompt again, through HTTP: first token", 50.0, unit="ms")
+HIT_TTFT = Asked(f"{_HIT}: a hit's first token over cold", 1 / 15)
+CHAT_MORE = Asked(f"{_CHAT}: most tokens computed in a turn beyond its new ones", 1)
 
 T = TypeVar("T")
 
@@ -54,33 +65,6 @@ class Rounds:
                     found.setdefault(server.name, []).append(taken)
                 time.sleep(SETTLE_S)
         return found
-
-
-@dataclass(frozen=True, slots=True)
-class Beside:
-    """One measure of several servers, `values` by their names, to stand beside ours."""
-
-    what: str
-    unit: str
-    values: Mapping[str, Sequence[float]]
-
-    def line(self) -> dict[str, Any]:
-        """Return it for the result file."""
-        by_side = {name: _plain(estimate(values)) for name, values in self.values.items() if values}
-        return {"what": self.what, "unit": self.unit, "sides": by_side}
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """What one experiment came to."""
-
-    figures: Sequence[Figure] = ()
-    beside: Sequence[Beside] = ()
-    facts: Mapping[str, Any] = field(default_factory=dict)
-
-
-def _plain(found: Estimate) -> dict[str, float]:
-    return {"median": found.median, "low": found.low, "high": found.high, "n": found.n}
 
 
 def ask(side: HttpSide, prompts: Prompts, n_gen: int = N_GEN) -> list[Outcome]:
@@ -130,22 +114,17 @@ def shared_at_once(rounds: Rounds, n_rounds: int, n_others: int) -> Part:
 
     found = rounds.take(n_rounds, n_others, one)
     ours = found[rounds.ours.name]
-    what = f"{N_CLIENTS} clients at once, one {SYSTEM_TOKENS}-token system prompt"
     more = [taken["more"] for taken in ours]
     ratios = {n: [t["eight"] / t["alone"] for t in taken] for n, taken in found.items()}
     return Part(
+        [SHARED_TTFT.of(estimate(ratios[rounds.ours.name])), SHARED_ONCE.worst(more)],
         [
-            figure(f"{what}: median first token over one client's alone", 1.25, estimate(ratios[rounds.ours.name]),
-                   at_least=False),
-            Figure(f"{what}: tokens computed beyond the prefix once and what is each one's own", 0, False, max(more),
-                   "", min(more), max(more), len(more)),
-        ],
-        [
-            Beside(f"{what}: median first token", "ms", columns(found, "eight")),
+            Beside(f"{_AT_ONCE}: median first token", "ms", columns(found, "eight")),
             Beside("one client alone: first token", "ms", columns(found, "alone")),
             Beside(f"{N_CLIENTS} clients over one", "", ratios),
         ],
-    )  # fmt: skip
+        lacks="fewer tokens were counted than had to be computed" if min(more) < 0 else "",
+    )
 
 
 def restarts(rounds: Rounds, n_rounds: int, n_others: int, n_prompts: int) -> Part:
@@ -177,23 +156,19 @@ def restarts(rounds: Rounds, n_rounds: int, n_others: int, n_prompts: int) -> Pa
              rounds.take(n_rounds, n_others, one).items()}  # fmt: skip
     ours = found[rounds.ours.name]
     share = paired_ratio([t["after"] for t in ours], [t["cold"] for t in ours])
-    disk = [t["disk"] for t in ours]
-    what = f"a {SYSTEM_TOKENS}-token prompt with {OWN_TOKENS} tokens of its own"
     return Part(
         [
-            figure(f"{what}, after a restart: first token over cold", 0.03, share, at_least=False),
-            Figure("after a restart: tokens of that prompt from disk", SYSTEM_TOKENS, True, min(disk), "", min(disk),
-                   max(disk), len(disk)),
-            figure("the same prompt again, through HTTP: first token", 50.0, estimate([t["again"] for t in ours]),
-                   at_least=False, unit="ms"),
+            RESTART_TTFT.of(share),
+            RESTART_DISK.worst([t["disk"] for t in ours]),
+            AGAIN_TTFT.of(estimate([t["again"] for t in ours])),
         ],
         [
-            Beside(f"{what}: first token", "ms", columns(found, "cold")),
+            Beside(f"{_ONE}: first token", "ms", columns(found, "cold")),
             Beside("the same prompt again", "ms", columns(found, "again")),
             Beside("with another end", "ms", columns(found, "end")),
             Beside("with another end, after a restart", "ms", columns(found, "after")),
         ],
-    )  # fmt: skip
+    )
 
 
 def hits(rounds: Rounds, n_rounds: int, n_others: int) -> Part:
@@ -208,12 +183,11 @@ def hits(rounds: Rounds, n_rounds: int, n_others: int) -> Part:
 
     found = rounds.take(n_rounds, n_others, one)
     ratios = {n: [t["hit"] / t["cold"] for t in taken] for n, taken in found.items()}
-    what = f"{DOCUMENT_TOKENS} shared tokens and {QUESTION_TOKENS} own"
     return Part(
-        [figure(f"{what}: a hit's first token over cold", 1 / 15, estimate(ratios[rounds.ours.name]), at_least=False)],
+        [HIT_TTFT.of(estimate(ratios[rounds.ours.name]))],
         [
-            Beside(f"{what}: first token cold", "ms", columns(found, "cold")),
-            Beside(f"{what}: first token of a hit", "ms", columns(found, "hit")),
+            Beside(f"{_HIT}: first token cold", "ms", columns(found, "cold")),
+            Beside(f"{_HIT}: first token of a hit", "ms", columns(found, "hit")),
             Beside("a hit over cold", "", ratios),
         ],
     )
@@ -226,16 +200,14 @@ def growing_chat(rounds: Rounds, texts: Iterator[str]) -> Part:
     more = {name: taken["more"][1:] for name, (taken,) in found.items()}
     ours = more[rounds.ours.name]
     return Part(
+        [CHAT_MORE.worst(ours)],
         [
-            Figure(f"a chat of {N_TURNS} turns: most tokens computed in a turn beyond its new ones", 1, False,
-                   max(ours), "", min(ours), max(ours), len(ours)),
-        ],
-        [
-            Beside(f"a chat of {N_TURNS} turns: tokens computed in a turn beyond its new ones", "", more),
+            Beside(f"{_CHAT}: tokens computed in a turn beyond its new ones", "", more),
             Beside("last 5 turns: first token", "ms", {n: taken["ttft"][-5:] for n, (taken,) in found.items()}),
         ],
         {"chat": {name: taken for name, (taken,) in found.items()}},
-    )  # fmt: skip
+        "fewer tokens were counted than had to be computed" if min(ours) < -1 else "",
+    )
 
 
 def _chat(server: Server, said: Sequence[str]) -> dict[str, list[float]]:
@@ -267,10 +239,3 @@ def _answer(side: HttpSide, body: Mapping[str, Any]) -> Outcome:
     if outcomes[0].end is not End.ANSWER or not outcomes[0].token_s:
         raise BurstFailed(f"{side.name}: a turn ended as {outcomes[0].end.value} {outcomes[0].error_message}")
     return outcomes[0]
-
-
-def told(part: Part) -> Part:
-    """Say what was found."""
-    for one in part.figures:
-        tell(f"  {'reached' if one.reached else 'missed '} {one.value:8.3f} {one.unit:2s} {one.what}")
-    return part

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,13 +17,14 @@ from localllm.runtime.config import LoadConfig, TierConfig
 from localllm.runtime.engine import Batch, BatchItem, Clear, EditOutcome, Engine, Restore
 from localllm.runtime.kv.blocks import NO_ROOT, Block, Chain, KeyMaker
 from localllm.runtime.kv.disk import DiskTier
-from proof.figures import Figure, figure
-from proof.kv_measures import Beside, Part
+from proof.kv_parts import Asked, Beside, Part
 from proof.kv_sides import Ours
 from proof.sides import BurstFailed
 
 N_TOKENS, BLOCK_TOKENS = 1536, 64
 WRITE_S = 60.0
+SPEED = Asked("blocks put back from page cache, checksum included", 0.7, at_least=True, unit="GB/s")
+ROOM = Asked("what default tiers may hold over what the pool holds", 50.0, at_least=True)
 
 
 @contextmanager
@@ -51,8 +53,7 @@ def restore_speed(model: Path, folder: Path, tokens: Sequence[int], n_rounds: in
             speeds = [n_bytes / 1e9 / _restored_s(engine, disk, blocks) for _ in range(-1, n_rounds)][1:]
         finally:
             disk.close(flush_s=0.0)
-    what = f"{len(blocks)} blocks of {n_bytes / len(blocks) / 1e6:.2f} MB back from page cache, checksum included"
-    return Part([figure(what, 0.7, estimate(speeds), at_least=True, unit="GB/s")], (), {"restored_bytes": n_bytes})
+    return Part([SPEED.of(estimate(speeds))], (), {"blocks": len(blocks), "bytes": n_bytes})
 
 
 def _written(engine: Engine, config: TierConfig, tokens: Sequence[int]) -> tuple[list[Block], int]:
@@ -93,10 +94,10 @@ def default_room(model: Path, folder: Path) -> Part:
         plain.stop()
     _, info = compose.find(model)
     pool_bytes = pool_tokens * kv_bytes_per_token(info)
-    ram, disk = samples["localllm_kv_ram_limit_bytes"], samples.get("localllm_kv_disk_folder_limit_bytes", 0.0)
-    what = f"default tiers ({ram / 1e9:.1f} GB RAM, {disk / 1e9:.1f} GB disk) over the pool ({pool_bytes / 1e9:.2f} GB)"
-    times = (ram + disk) / pool_bytes
-    if disk < 50 * pool_bytes > ram + disk:  # a tenth of the free disk does not allow it
-        short = f"{what}; for 50 times it, a tenth of the free disk is too little here"
-        return Part((), [Beside(short, "", {plain.name: [times]})])
-    return Part([Figure(what, 50.0, True, times)])
+    ram, disk = samples["localllm_kv_ram_limit_bytes"], samples["localllm_kv_disk_folder_limit_bytes"]
+    times, free = (ram + disk) / pool_bytes, shutil.disk_usage(folder).free
+    facts = {"room": {"ram_bytes": ram, "disk_bytes": disk, "pool_bytes": pool_bytes, "free_disk_bytes": free}}
+    if times < ROOM.asked and ram + free / 10 < ROOM.asked * pool_bytes:
+        short = f"{ROOM.what}; for {ROOM.asked:g} times it, a tenth of the free disk is too little here"
+        return Part((), [Beside(short, "", {plain.name: [times]})], facts)
+    return Part([ROOM.at(times)], (), facts)
