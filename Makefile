@@ -51,7 +51,7 @@ kv-figures: model ## measure what kept KV saves and costs (KV_MODELS=files PEERS
 	  $(BIN)/python -m proof.kv_figures $$model $(if $(PEERS),--peers $(PEERS)) $(KV_FLAGS) >/dev/null || missed=1; done; \
 	  $(BIN)/python -m docs.benchmarks --only page; exit $${missed:-0}
 
-kv-cases: model ## hold answers against those of an empty cache, over HTTP: some minutes
+kv-cases: model ## hold answers against those of an empty cache, on a fake engine and on the model (KV_CASES_FLAGS="--other FILE": two models on one disk tier): some minutes
 	@$(BIN)/python -m proof.kv_cases $(KV_CASES_FLAGS)
 
 kv-costs: model ## measure what taking KV out and putting it back costs: seconds

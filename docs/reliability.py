@@ -37,10 +37,13 @@ line of every process, and in the environment, open memory files and folders of 
 
 
 KV_CASES = """Answers of a server that keeps KV on the device, in RAM and on disk, against those of one that keeps
-nothing and is asked one by one: greedy texts must be equal on an engine that computes nothing, whose every token is a
-hash of what its cache holds, and with `--deterministic`; as shipped, another batch shape may change a near tie, so
-differences are counted. A row in which nothing was cached proves nothing, and fails. The control holds answers
-against those of a prompt with one block of other tokens; there *right* is what was found to differ."""
+nothing and is asked one by one, greedily. On an engine that computes nothing, whose every token is a hash of what its
+cache holds, and with `--deterministic`, text and logprobs must be equal to the last digit. As shipped, another batch
+shape moves logits: no logprob of the {n_top} likeliest tokens may differ by more than {drift_nats} nats as long as
+both answers read the same, and texts may part at a *near tie* only, where the cold answer held two tokens to be within
+{drift_nats} nats. All else is *wrong*. *Seen*: how often what a case is about was seen to happen; with less than asked
+it proves nothing, and fails. The control holds answers against those of a prompt with one block of other tokens; there
+*right* is what was found to be wrong, and most must be."""
 
 KV_KILLS = """Two processes write blocks of KV into one folder of {budget_mb} MB, too small for all, and read again what
 lies there; one is ended by SIGKILL at a random moment, then, up to {most_delay_s} s later, the other. Another is ended
@@ -152,21 +155,20 @@ def canary(found: Mapping[str, Any]) -> Iterator[str]:
 def kv_cases(found: Mapping[str, Any]) -> Iterator[str]:
     """Yield the section of the cases about kept KV."""
     yield "## Answers and what was cached before"
-    yield KV_CASES
+    yield KV_CASES.format(**found["settings"])
     yield ran_on(found)
     rows = [
         [
             engine["engine"],
             name,
             f"{count['right']} of {count['n']}",
-            count["other"],
-            count["failed"],
-            count["cached_tokens"],
+            *(count[judged] for judged in ("near", "wrong", "failed", "cached_tokens")),
+            f"{count['proof']}: {count['proven']} ({count['owed']} asked)" if count["proof"] else "",
         ]
         for engine in found["engines"]
         for name, count in engine["cases"].items()
     ]
-    yield table(("engine", "case", "right", "other text", "failed", "tokens cached"), rows)
+    yield table(("engine", "case", "right", "near tie", "wrong", "failed", "tokens cached", "seen"), rows)
 
 
 def kv_kills(found: Mapping[str, Any]) -> Iterator[str]:

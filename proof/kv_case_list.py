@@ -1,113 +1,23 @@
-"""The cases of `kv_cases`: what is asked in which order, and whether the answers are those of an empty cache."""
+"""The cases of `kv_cases`: what is asked in which order, and what must have happened so that it proves anything."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from localllm.bench.client.calls import Call, End, Outcome
-from localllm.bench.client.load import closed_loop
+from localllm.bench.client.calls import End
+from proof.kv_answers import MIN_HIT_TOKENS, Verdict, answers, verdict
+from proof.kv_case_asks import FROM_DISK, HITS, Cases
 from proof.kv_sides import Ours
-from proof.sides import HttpSide
+from proof.kv_streams import BLOCK_TOKENS, written_blocks
 
-Prompt = tuple[int, ...]
-LETTERS = range(65, 123)
-"""Ids that are ordinary in every vocabulary here: letters of the fake one, single characters of real ones."""
-
-
-@dataclass(slots=True)
-class Count:
-    """What one case came to. `other`: texts that differ from those of an empty cache; `failed`: no answer at all.
-
-    `is_hit`: whether it proves something only where something was cached.
-    """
-
-    n: int = 0
-    right: int = 0
-    other: int = 0
-    failed: int = 0
-    cached_tokens: int = 0
-    is_hit: bool = True
-    ends: list[str] = field(default_factory=list)
-
-    @property
-    def is_vacuous(self) -> bool:
-        """Whether nothing was cached where something was to be."""
-        return self.n == 0 or (self.is_hit and self.cached_tokens == 0)
-
-    def told(self) -> str:
-        """Return it in words."""
-        return f"{self.right} of {self.n} right, {self.other} other, {self.failed} failed, {self.cached_tokens} cached"
-
-
-@dataclass(slots=True)
-class Cases:
-    """A server that keeps everything, one that keeps nothing, and what is asked of both."""
-
-    kept: Ours
-    cold: Ours
-    beside: Ours | None
-    rng: random.Random
-    n_prompt: int
-    n_gen: int
-    n_times: int
-    n_branches: int
-    counts: dict[str, Count] = field(default_factory=dict)
-    _texts: dict[tuple[str, Prompt], str] = field(default_factory=dict)
-
-    def fresh(self, n_tokens: int | None = None) -> Prompt:
-        """Return a prompt like no other."""
-        return tuple(self.rng.choice(LETTERS) for _ in range(n_tokens or self.n_prompt))
-
-    def on(self, prefix: Prompt, n_tokens: int = 9) -> Prompt:
-        """Return a prompt that goes on from another's."""
-        return prefix + self.fresh(n_tokens)
-
-    def ask(self, server: Ours, prompts: Sequence[Prompt], cancel_after_s: float | None = None) -> list[Outcome]:
-        """Send prompts at once; return what became of them, in order."""
-        outcomes: list[Outcome] = []
-        side = server.side
-        clients = [[self.call(side, prompt, cancel_after_s)] for prompt in prompts]
-        asyncio.run(closed_loop(side.target, clients, outcomes.append))
-        return sorted(outcomes, key=lambda outcome: outcome.client)
-
-    def call(self, side: HttpSide, prompt: Prompt, cancel_after_s: float | None = None) -> Call:
-        """Return the request for one greedy answer."""
-        return side.call(prompt, self.n_gen, keep_text=True, cancel_after_s=cancel_after_s)
-
-    def expected(self, prompt: Prompt, cold: Ours | None = None) -> str:
-        """Return the answer of a server that has nothing cached, and is asked nothing else meanwhile."""
-        cold = cold or self.cold
-        key = (cold.name, prompt)
-        if key not in self._texts:
-            (outcome,) = self.ask(cold, [prompt])
-            assert outcome.end is End.ANSWER, outcome
-            self._texts[key] = outcome.text
-        return self._texts[key]
-
-    def check(self, case: str, prompts: Sequence[Prompt], *, is_hit: bool = True, at_once: bool = False) -> None:
-        """Ask, one after another or at once, and count what the answers are."""
-        count = self.counts.setdefault(case, Count(is_hit=is_hit))
-        outcomes = self.ask(self.kept, prompts) if at_once else [self.ask(self.kept, [p])[0] for p in prompts]
-        for prompt, outcome in zip(prompts, outcomes, strict=True):
-            self.judge(count, outcome, self.expected(prompt))
-
-    def judge(self, count: Count, outcome: Outcome, expected: str) -> None:
-        """Count one answer."""
-        count.n += 1
-        count.cached_tokens += outcome.cached_tokens or 0
-        is_answer = outcome.end is End.ANSWER and (outcome.cached_tokens or 0) < (outcome.prompt_tokens or 1)
-        count.failed += not is_answer
-        count.right += is_answer and outcome.text == expected
-        count.other += is_answer and outcome.text != expected
-        if not is_answer:
-            count.ends.append(f"{outcome.end.value} {outcome.error_code or outcome.fault}".strip())
+LONG_TOKENS = 1100
+"""From 1 024 tokens on a prompt is written as soon as it was exported."""
+N_TRIES, WRITE_S = 4, 5.0
 
 
 def all_cases(of: Cases) -> Iterator[tuple[str, Callable[[], None]]]:
@@ -118,7 +28,7 @@ def all_cases(of: Cases) -> Iterator[tuple[str, Callable[[], None]]]:
         yield name, lambda case=case, name=name: case(of, name)  # type: ignore[misc]
     if of.beside is not None:
         name = "two models share a disk tier"
-        yield name, lambda: _two_models(of, name)
+        yield name, lambda: _two_models(of, of.beside, name)  # type: ignore[arg-type]
     name = "control: a block of other tokens in the middle must show"
     yield name, lambda: _control(of, name)
 
@@ -126,90 +36,113 @@ def all_cases(of: Cases) -> Iterator[tuple[str, Callable[[], None]]]:
 def _repeat(of: Cases, name: str) -> None:
     """an exact repeat."""
     for _ in range(of.n_times):
-        of.check(name, [of.fresh()] * 3)
+        of.check(name, [of.fresh()] * 3, owed=2)
 
 
 def _prefix(of: Cases, name: str) -> None:
     """a prefix of a cached prompt."""
     for _ in range(of.n_times):
         whole = of.fresh()
-        of.ask(of.kept, [whole])
-        of.check(name, [whole[: of.rng.randrange(2, len(whole))] for _ in range(2)])
+        of.ask(of.kept, whole)
+        n_tokens = len(whole)
+        ends = of.rng.randrange(2, n_tokens // 2), of.rng.randrange(n_tokens // 2 + 5, n_tokens)
+        of.check(name, [whole[:end] for end in ends], owed=1)
 
 
 def _one_token(of: Cases, name: str) -> None:
     """a prompt of one token."""
     letter = of.fresh(1)
-    of.check(name, [letter, letter, of.fresh(1), letter], is_hit=False)
+    of.check(name, [letter, letter, of.fresh(1), letter], owed=0)
 
 
 def _edit(of: Cases, name: str) -> None:
     """an edit in the middle."""
     for _ in range(of.n_times):
         whole = of.fresh()
-        of.ask(of.kept, [whole])
-        at = of.rng.randrange(20, len(whole) - 10)
-        of.check(name, [whole[:at] + of.fresh(3) + whole[at + of.rng.choice((0, 3, 7)) :]])
+        of.ask(of.kept, whole)
+        at = of.rng.randrange(BLOCK_TOKENS + 1, len(whole) - 10)
+        of.check(name, [whole[:at] + of.fresh(3) + whole[at + of.rng.choice((0, 3, 7)) :]], owed=1)
 
 
 def _branches(of: Cases, name: str) -> None:
     """branches of one prefix, eight at a time."""
     prefix = of.fresh()
-    for _ in range(of.n_branches // 8):
-        of.check(name, [of.on(prefix) for _ in range(8)], at_once=True)
+    for at in range(of.n_branches // 8):
+        of.check(name, [of.on(prefix) for _ in range(8)], owed=8 if at else 7, at_once=True)
 
 
 def _at_once(of: Cases, name: str) -> None:
     """eight at once, some of them alike, answered as one by one."""
     for _ in range(of.n_times):
-        first, second = of.fresh(of.n_prompt // 2), of.fresh(of.n_prompt // 3)
+        first, second = of.fresh(of.n_prompt - 40), of.fresh(of.n_prompt // 3)
         prompts = [first, first, of.on(first), of.on(first, 30), second, of.on(second), of.fresh(), of.fresh(5)]
         of.rng.shuffle(prompts)
-        of.check(name, prompts, at_once=True)
+        of.check(name, prompts, owed=3, at_once=True)
 
 
 def _evicted(of: Cases, name: str) -> None:
     """asked in turn, more than the device holds."""
     documents = [of.fresh() for _ in range(12 if of.n_times > 2 else 8)]
-    for _ in range(3):
-        of.check(name, [of.on(document, 5) for document in documents])
+    for turn in range(3):
+        of.check(name, [of.on(document, 5) for document in documents], owed=len(documents) if turn else 0)
 
 
 def _restarted(of: Cases, name: str) -> None:
     """after a restart of the server."""
     prefixes = [of.fresh() for _ in range(of.n_times)]
     for prefix in prefixes:
-        of.ask(of.kept, [prefix])
-    _restart(of)
-    before = of.kept.sources().get("disk", 0)
-    of.check(name, [prompt for prefix in prefixes for prompt in (of.on(prefix), prefix, prefix[: of.n_prompt // 2])])
-    of.counts[name].ends.append(f"{of.kept.sources().get('disk', 0) - before} tokens from disk")
+        of.ask(of.kept, prefix)
+    of.restart()
+    for prefix in prefixes:
+        of.check_disk(name, [of.on(prefix)], owed=1)
+        of.check_disk(name, [prefix, prefix[: of.n_prompt // 2]], owed=0)
 
 
 def _cancelled(of: Cases, name: str) -> None:
     """a client that goes while its prefix is put back."""
-    prefixes = [of.fresh() for _ in range(of.n_times)]
+    first, *prefixes = [of.fresh(LONG_TOKENS) for _ in range(1 + max(2, of.n_times // 4))]
+    for prefix in (first, *prefixes):
+        of.ask(of.kept, prefix)
+    of.restart()
+    whole = of.cancelled(first, 60.0, beside_stream=True)
+    whole_s = whole.token_s[0] - whole.started_s if whole.token_s else 0.0
+    count = of.count(name, "clients that went when some of their blocks were put back, and not yet all", 1)
     for prefix in prefixes:
-        of.ask(of.kept, [prefix])
-    _restart(of)
-    for prefix in prefixes:
-        for _ in range(2):
-            of.ask(of.kept, [of.on(prefix)], cancel_after_s=of.rng.uniform(0.0, 0.03))
-        of.check(name, [of.on(prefix), prefix])
+        n_put, n_blocks = 0, len(prefix) // BLOCK_TOKENS
+        for _ in range(N_TRIES):
+            n_before = _put_back(of)
+            gone = of.cancelled(of.on(prefix), of.rng.uniform(0.1, 0.9) * whole_s, beside_stream=True)
+            time.sleep(0.05)  # what was under way when the client went
+            n_put += _put_back(of) - n_before
+            is_amid = n_put > 0 and (n_put < n_blocks or of.puts_back_at_once)
+            if gone.end is End.CANCELLED and not gone.token_s and is_amid:
+                count.proven += 1
+            if n_put:
+                break
+        answer = of.ask(of.kept, again := of.on(prefix))[0]
+        count.add(answer, of.judged(again, answer))
+
+
+def _put_back(of: Cases) -> int:
+    return int(of.kept.samples().get("localllm_kv_restored_blocks_total", 0))
 
 
 def _damaged(of: Cases, name: str) -> None:
     """files on disk that were cut, filled, mixed up or changed in one bit."""
     prefixes = [of.fresh() for _ in range(max(4, of.n_times))]
     for prefix in prefixes:
-        of.ask(of.kept, [prefix])
+        of.ask(of.kept, prefix)
     of.kept.stop()
     files = sorted((of.kept.folder / "home").rglob("*.kv"))
     for at, path in enumerate(files):
         _damage(path, files[at - 1], at % 5, of.rng)
     of.kept.start()
-    of.check(name, [of.on(prefix) for prefix in prefixes], is_hit=False)
-    of.counts[name].ends.append(f"{len(files)} files damaged")
+    count = of.count(name, "damaged files that were met and set aside", len(prefixes))
+    for prompt in [of.on(prefix) for prefix in prefixes]:
+        answer = of.ask(of.kept, prompt)[0]
+        count.add(answer, of.judged(prompt, answer))
+    count.proven = int(of.kept.samples().get("localllm_kv_disk_bad_files_total", 0))
+    count.notes.append(f"{len(files)} files damaged")
 
 
 def _damage(path: Path, other: Path, how: int, rng: random.Random) -> None:
@@ -230,75 +163,70 @@ def _damage(path: Path, other: Path, how: int, rng: random.Random) -> None:
 
 def _killed(of: Cases, name: str) -> None:
     """after the server and its worker were killed at a random moment."""
-    for _ in range(max(1, of.n_times // 5)):
-        prefixes = [of.fresh() for _ in range(3)]
-        for prefix in prefixes:
-            of.ask(of.kept, [prefix, of.on(prefix)])
-        of.ask(of.kept, [of.on(prefixes[0])], cancel_after_s=of.rng.uniform(0.0, 0.05))
+    for _ in range(max(2, of.n_times // 5)):
+        written, amid = of.fresh(LONG_TOKENS), of.fresh(LONG_TOKENS)
+        n_before, began_s = written_blocks(of.kept), time.monotonic()
+        of.ask(of.kept, written)
+        took_s = time.monotonic() - began_s
+        while written_blocks(of.kept) - n_before < LONG_TOKENS // BLOCK_TOKENS:
+            if time.monotonic() - began_s > took_s + WRITE_S:
+                break
+            time.sleep(0.05)
+        of.cancelled(amid, of.rng.uniform(0.0, 2.0) * took_s)
+        time.sleep(of.rng.uniform(0.0, 0.2))
         pids = [of.kept.serving.pid, *of.kept.serving.workers()]
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
-        of.kept.stop()
-        of.kept.start()
-        of.check(name, [of.on(prefix) for prefix in prefixes], is_hit=False)
+        of.restart()
+        of.check_disk(name, [of.on(written)], owed=1)
+        of.check_disk(name, [of.on(amid)], owed=0)
 
 
 def _off(of: Cases, name: str) -> None:
     """a request with cache off uses nothing and leaves nothing."""
-    count = of.counts.setdefault(name, Count(is_hit=False))
-    side = HttpSide(of.kept.name, of.kept.side.target, {"ignore_eos": True, "cache": "off"})
+    count = of.count(name, HITS + " of those that may use it", of.n_times)
     for _ in range(of.n_times):
         prompt = of.fresh()
-        outcomes: list[Outcome] = []
-        plain = of.call(of.kept.side, prompt)
-        calls = [of.call(side, prompt), of.call(side, prompt), plain, of.call(side, prompt)]
-        asyncio.run(closed_loop(side.target, [calls], outcomes.append))
-        for outcome in outcomes:
-            of.judge(count, outcome, of.expected(prompt))
-        # Letters are few: the beginning of another prompt may be the same.
-        if (
-            any(outcome.cached_tokens for outcome in outcomes if outcome is not outcomes[2])
-            or (outcomes[2].cached_tokens or 0) > len(prompt) // 8
-        ):
-            count.right -= 1
+        found = []
+        for cache in ("off", "off", "on", "off", "on"):
+            answer = answers(of.kept, [prompt], of.n_gen, cache=cache)[0]
+            count.add(answer, of.judged(prompt, answer))
+            found.append(answer.n_cached)
+        count.proven += found[4] >= MIN_HIT_TOKENS
+        if found[0] or found[1] or found[3] or found[2] >= MIN_HIT_TOKENS:
             count.failed += 1
-            count.ends.append("something was cached")
+            count.notes.append("something was cached")
 
 
-def _two_models(of: Cases, name: str) -> None:
+def _two_models(of: Cases, other: Ours, name: str) -> None:
     """Ask both models the same prompts in turn, each after a restart too: neither may use what the other left."""
-    assert of.beside is not None
-    count = of.counts.setdefault(name, Count())
     prompts = [of.fresh() for _ in range(of.n_times)]
-    of.beside.start()
-    own = dict(zip(prompts, [of.ask(of.beside, [prompt])[0].text for prompt in prompts], strict=True))
-    of.check(name, [of.on(prompt) for prompt in prompts])
-    of.check(name, prompts)
-    of.beside.stop()
-    _restart(of)
-    of.beside.start()
+    other.start()
+    own = {prompt: of.ask(other, prompt)[0] for prompt in prompts}
+    of.check_disk(name, prompts, owed=0)
+    other.stop()
+    of.restart()
+    other.start()
+    of.check_disk(name, prompts, owed=len(prompts))
+    count = of.count(name, FROM_DISK, len(prompts))
     for prompt in prompts:
-        of.judge(count, of.ask(of.beside, [prompt])[0], own[prompt])
-    of.check(name, prompts)
-    of.beside.stop()
+        n_before = other.sources().get("disk", 0)
+        answer = of.ask(other, prompt)[0]
+        count.proven += other.sources().get("disk", 0) - n_before >= MIN_HIT_TOKENS
+        count.add(answer, verdict(own[prompt], answer, is_exact=of.is_exact))
+    other.stop()
 
 
 def _control(of: Cases, name: str) -> None:
     """Hold answers against those of a prompt with one block of other tokens: a check that finds no difference is none.
 
-    Right here is what differs.
+    Right here is what was judged to be wrong.
     """
-    count = of.counts.setdefault(name, Count(is_hit=False))
+    count = of.count(name, "")
     for _ in range(of.n_times):
         prompt = of.fresh()
-        wrong = prompt[:64] + of.fresh(min(64, len(prompt) - 65)) + prompt[min(128, len(prompt) - 1) :]
-        count.n += 1
-        is_same = of.ask(of.kept, [prompt])[0].text == of.expected(wrong)
-        count.right += not is_same
-        count.other += is_same
-
-
-def _restart(of: Cases) -> None:
-    time.sleep(0.3)
-    of.kept.stop()
-    of.kept.start()
+        start = len(prompt) - BLOCK_TOKENS - 12
+        other = prompt[:start] + of.fresh(BLOCK_TOKENS) + prompt[start + BLOCK_TOKENS :]
+        found = of.ask(of.kept, prompt)[0]
+        is_shown = of.judged(other, found) is Verdict.WRONG
+        count.add(found, Verdict.RIGHT if is_shown else Verdict.WRONG)

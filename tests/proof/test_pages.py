@@ -14,6 +14,7 @@ from docs.kept import with_kept
 from docs.reliability import page
 from docs.served import MARK, with_server
 from proof.figures import Figure
+from proof.kv_parts import Asked
 from proof.load_run import growth_mb
 
 HEAD: dict[str, Any] = {
@@ -168,12 +169,16 @@ def kept() -> dict[str, Any]:
     settings = {"ctx": 16384, "rounds": 5, "others": 1, "pairs": 16, "fill": 100}
     return HEAD | {
         "settings": {**settings, "LOCALLLM_KV_RAM": "1GB", "LOCALLLM_KV_DISK": "4GB"},
-        "figures": [Figure("a restart", 0.03, False, 0.02, "", 0.01, 0.04, 6).line()],
+        "figures": [
+            Figure("a restart", 0.03, False, 0.02, "", 0.01, 0.04, 6).line(),
+            Asked("pool use", 0.96, at_least=True).missed("room was never short"),
+        ],
         "beside": [
             {"what": "again", "unit": "ms", "sides": sides},
             {"what": "told by ours alone", "unit": "", "sides": {"localllm serve": sides["localllm serve"]}},
         ],
         "left_out": {"third": "not given"},
+        "parts": {"hits": {"date": HEAD["date"], "git": None}, "pool": {"date": "later", "git": {"commit": "def"}}},
         "partial": False,
     }
 
@@ -184,6 +189,8 @@ def test_the_sections_on_kept_kv_follow_the_servers_and_replace_those_before() -
     assert with_kept(with_server(once, [served()]), [kept()]) == once
     assert once.startswith(served_page.rstrip() + f"\n\n{KEPT_MARK}\n\n## Kept: small.gguf")
     assert "| a restart | <= 0.03 | 0.02 | 0.01 to 0.04 | 6 | reached |" in once
+    assert "| pool use | >= 0.96 | none: room was never short |  | 0 | missed |" in once
+    assert "Measured anew since then: pool, later, commit def." in once
     assert "|  | unit | localllm serve | other |" in once
     assert "| again | ms | 61.23 (n 5) | 9100 (n 1) |" in once
     assert "| told by ours alone |  | 61.23 (n 5) |  |" in once
@@ -192,7 +199,15 @@ def test_the_sections_on_kept_kv_follow_the_servers_and_replace_those_before() -
 
 
 def test_cases_of_kept_kv(measured: Path) -> None:
-    count = {"n": 20, "right": 19, "other": 1, "failed": 0, "cached_tokens": 700, "is_hit": True, "ends": []}
-    engines = [{"engine": "fake engine", "is_exact": True, "cases": {"an exact repeat": count}}]
-    (measured / "kv_cases.json").write_text(json.dumps(HEAD | {"engines": engines}))
-    assert "| fake engine | an exact repeat | 19 of 20 | 1 | 0 | 700 |" in page()
+    count = {"n": 20, "right": 18, "near": 1, "wrong": 1, "failed": 0, "cached_tokens": 700}
+    count |= {"proof": "hits", "owed": 4, "proven": 3}
+    control = {**count, "proof": ""}
+    engines = [{"engine": "fake engine", "is_exact": True, "cases": {"an exact repeat": count, "control": control}}]
+    (measured / "kv_cases.json").write_text(
+        json.dumps(HEAD | {"engines": engines, "settings": {"n_top": 5, "drift_nats": 0.8}})
+    )
+    text = page()
+    assert "| fake engine | an exact repeat | 18 of 20 | 1 | 1 | 0 | 700 | hits: 3 (4 asked) |" in text
+    assert "| fake engine | control | 18 of 20 | 1 | 1 | 0 | 700 |  |" in text
+    assert "within\n0.8 nats" in text
+    assert "two models" not in text
