@@ -6,22 +6,28 @@ as the median of the newest samples, so one disturbed step decides nothing.
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 _SAMPLES = 9
 _CELLS_PER_BUCKET = 4096
 _SHARE_PER_CELL = 0.02 / 512  # of a step's time, that a foreign cell costs on a CPU (between decode and prefill)
 _MOST_CHEAPER = 16  # times, that a foreign cell may be found to cost less
 _DEARER = 1.75  # times a smaller bucket's row, that a row may cost
+_LEAST_RESTORES = 3  # before they may tell that putting back does not pay
+_CHEAPER = 8  # times, that a token is put back sooner than it is computed, as far as is not known better
+_PROBE_S = 60.0  # after which putting back is tried again although it did not pay
 
 
 class StepCost:
     """Online table of step times. Estimates are in seconds; None = nothing known yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._samples: dict[tuple[int, int], deque[float]] = {}
         self._restores: deque[float] = deque(maxlen=_SAMPLES)  # seconds a token
+        self._restored_s = 0.0  # when, the last time
 
     def observe(self, n_rows: int, used_cells: int, elapsed_s: float) -> None:
         """Learn from one step of `n_rows` rows (its time is kept per row)."""
@@ -55,15 +61,25 @@ class StepCost:
     def observe_restore(self, n_tokens: int, elapsed_s: float) -> None:
         """Learn from putting `n_tokens` back from a tier."""
         self._restores.append(elapsed_s / n_tokens)
+        self._restored_s = self._clock()
 
     def restore_s(self, n_tokens: int) -> float | None:
         """Return the expected time of putting `n_tokens` back; None = nothing known yet."""
         return _median(self._restores) * n_tokens if self._restores else None
 
-    def restore_pays(self, n_tokens: int, used_cells: int) -> bool:
-        """Say whether putting `n_tokens` back beats computing them; also while one of the two is unknown."""
-        restore_s, compute_s = self.restore_s(n_tokens), self.estimate_s(n_tokens, used_cells)
-        return restore_s is None or compute_s is None or restore_s < compute_s
+    def restore_pays(self, n_put: int, n_saved: int, used_cells: int) -> bool:
+        """Say whether putting `n_put` tokens back beats computing `n_saved`, by the fast ones of the newest restores.
+
+        What is not done teaches nothing. So while little is known of this machine, and again now and then, it is
+        done unless far more is put back than saved.
+        """
+        compute_s = self.estimate_s(n_saved, used_cells)
+        if compute_s is not None and len(self._restores) >= _LEAST_RESTORES:
+            if sorted(self._restores)[(len(self._restores) - 1) // 4] * n_put < compute_s:
+                return True
+            if self._clock() - self._restored_s < _PROBE_S:
+                return False
+        return n_put <= _CHEAPER * n_saved
 
     def cells_within(self, share: float) -> int:
         """Return how many cells that no row needs may lie in the cache, at a cost of `share` of a step's time.

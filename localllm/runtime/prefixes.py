@@ -63,7 +63,8 @@ class Prefixes:
                 continue
             if leader.phase is Phase.RESTORING:
                 return leader
-            if n_soon - self._known_tokens(sequence) >= n_worth:
+            links = self.best_start(sequence)[2]
+            if not links or n_soon - links[-1].end >= n_worth:
                 leader.cuts.add(n_soon)
                 return leader
         return None
@@ -90,9 +91,11 @@ class Prefixes:
         else:
             chain.extend(sequence.tokens)
             keys = chain.keys[: n_held // self._tiers.block_tokens]
-            if sequence.restoring and sequence.restoring[-1].block.key not in keys[-1:]:
-                keys.append(sequence.restoring[-1].block.key)
-        self._tiers.used(keys, is_private=sequence.run.is_private)
+        last = sequence.restoring[-1] if sequence.restoring and sequence.restoring[-1].end <= n_held else None
+        in_part = None if last is None or last.block.key in keys[-1:] else last.block.key
+        if last is not None and in_part is not None and last.n_used == last.block.n_tokens:  # a short one, had whole
+            keys, in_part = [*keys, in_part], None
+        self._tiers.used(keys, in_part, is_private=sequence.run.is_private)
 
     def best_source(self, sequence: Sequence, hits: list[PrefixHit] | None = None) -> tuple[Slot | None, Cut]:
         """Return the slot that holds the longest usable beginning of a sequence, and how much of it that is."""
@@ -112,18 +115,23 @@ class Prefixes:
     def best_start(self, sequence: Sequence) -> tuple[Slot | None, Cut, tuple[Link, ...]]:
         """Return the slot to begin from, how much of it, and what to put back after that."""
         source, cut = self.best_source(sequence)
-        links = tuple(link for link in self._known(sequence) if link.end > cut.n_tokens)
-        if not links or not self._cost.restore_pays(links[-1].end - cut.n_tokens, self._slots.used_cells):
+        known = self._known(sequence)
+        links = tuple(link for link in known if link.end > cut.n_tokens)
+        if not links:
             return source, cut, ()
-        start = links[0].block.start
-        if start == cut.n_tokens:
-            return source, cut, links
-        if source is None or start == 0:
-            return None, Cut(0), links
+        origin, begun = self._cut_to(source, cut, links[0].block.start)
+        links = links if begun.n_tokens else known
+        n_put, n_saved = sum(link.block.n_tokens for link in links), links[-1].end - cut.n_tokens
+        if not self._cost.restore_pays(n_put, n_saved, self._slots.used_cells):
+            return source, cut, ()
+        return origin, begun, links
+
+    def _cut_to(self, source: Slot | None, cut: Cut, start: int) -> tuple[Slot | None, Cut]:
+        """Return what is left of a slot's beginning where something is put back from `start` on; none if it cannot."""
+        if source is None or start in (0, cut.n_tokens):
+            return (source, cut) if start else (None, Cut(0))
         shorter = usable_cut(self._spec, source, start, self._slots.is_retained(source))
-        if shorter.n_tokens == start:
-            return source, shorter, links
-        return None, Cut(0), self._known(sequence)
+        return (source, shorter) if shorter.n_tokens == start else (None, Cut(0))
 
     def n_shareable(self, sequence: Sequence) -> int:
         """Return how many of its tokens others may take from a sequence, once they are computed."""
@@ -153,10 +161,6 @@ class Prefixes:
             end = self._aligned(links[-1].end if links else 0)
             links = tuple(link for link in links if link.end <= end)
         return links
-
-    def _known_tokens(self, sequence: Sequence) -> int:
-        links = self._known(sequence)
-        return links[-1].end if links else 0
 
     def _n_reusable(self, sequence: Sequence) -> int:
         """Return how many of its tokens a sequence may take from elsewhere: one at least is left to run."""

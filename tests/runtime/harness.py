@@ -102,7 +102,7 @@ class Watch:
 class RestoringPays(StepCost):
     """The fake engine computes faster than anything could be put back; real ones do not."""
 
-    def restore_pays(self, n_tokens: int, used_cells: int) -> bool:
+    def restore_pays(self, n_put: int, n_saved: int, used_cells: int) -> bool:
         """Say so."""
         return True
 

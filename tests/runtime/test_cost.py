@@ -98,18 +98,65 @@ def test_steps_that_took_no_time_or_for_ever_move_nothing(elapsed_s: float) -> N
     assert cost.cells_within(0.02) == 512
 
 
+class Clock:
+    """Time that stands still until it is moved."""
+
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        """Tell it."""
+        return self.now_s
+
+
+def _told(clock: Clock, *restore_s: float) -> StepCost:
+    """Return a table of a machine that computes a token in a ms, after restores of so many seconds a token."""
+    cost = StepCost(clock)
+    for n_rows in (1, 64, 1024):
+        cost.observe(n_rows, 0, n_rows * 0.001)
+    for each_s in restore_s:
+        cost.observe_restore(64, 64 * each_s)
+    return cost
+
+
 def test_restoring_pays_until_it_is_known_not_to() -> None:
     cost = StepCost()
     assert cost.restore_s(64) is None
-    assert cost.restore_pays(64, 0)
+    assert cost.restore_pays(64, 64, 0)
     cost.observe(64, 0, 0.064)
-    assert cost.restore_pays(64, 0)
-    cost.observe_restore(64, 0.0064)
+    assert cost.restore_pays(64, 64, 0)
+    for _ in range(3):
+        cost.observe_restore(64, 0.0064)
     assert cost.restore_s(640) == pytest.approx(0.064)
-    assert cost.restore_pays(64, 0)
+    assert cost.restore_pays(64, 64, 0)
     for _ in range(9):
         cost.observe_restore(64, 6.4)
-    assert not cost.restore_pays(64, 0)
+    assert not cost.restore_pays(64, 64, 0)
+
+
+@pytest.mark.parametrize("stalls", [(0.1,), (0.1, 0.1), (0.1, 0.1, 0.0001), (0.1,) * 6 + (0.0001,) * 3])
+def test_restores_that_stalled_do_not_end_restoring(stalls: tuple[float, ...]) -> None:
+    assert _told(Clock(), *stalls).restore_pays(1000, 1000, 0)
+
+
+def test_what_did_not_pay_is_tried_again_now_and_then_and_believed_again() -> None:
+    clock = Clock()
+    cost = _told(clock, *(0.1,) * 9)
+    assert not cost.restore_pays(1000, 1000, 0)
+    clock.now_s += 59
+    assert not cost.restore_pays(1000, 1000, 0)
+    clock.now_s += 2
+    assert cost.restore_pays(1000, 1000, 0)
+    assert not cost.restore_pays(20_000, 5, 0)  # whatever it would teach
+    for _ in range(3):
+        cost.observe_restore(64, 0.0064)
+    assert cost.restore_pays(1000, 1000, 0)
+
+
+def test_what_is_put_back_is_weighed_against_what_is_saved() -> None:
+    for known in ((), (0.0001,) * 3):
+        cost = _told(Clock(), *known)
+        assert not cost.restore_pays(20_000, 5, 0)
+        assert cost.restore_pays(20_000, 4000, 0)
 
 
 def test_lone_row_share_is_its_time_beside_the_prefill() -> None:

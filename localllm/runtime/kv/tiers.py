@@ -165,31 +165,35 @@ class Tiers:
         """Keep a block that was exported; what the rules allow goes on to the disk."""
         with self._lock:
             held, was_evicted = self._ram.get(block.key), self._ram.was_evicted(block.key)
-            if held is not None:
-                note = held.note.and_also(note)
-                if block.is_bare and not held.block.is_bare:  # what is held is of more use
-                    block, blob = held.block, held.blob
-            entry = Entry(block, blob, note)
+            if held is not None and block.is_bare and not held.block.is_bare:  # what is held is of more use
+                block, blob = held.block, held.blob
+            entry = Entry(block, blob, note if held is None else held.note.and_also(note))
             self._keep(entry)
-        self._write(entry, is_second_use=was_evicted)
+        if not note.is_private:  # also of a block that others have as well: a private request writes nothing
+            self._write(entry, is_second_use=was_evicted)
 
-    def used(self, keys: Iterable[Key], *, is_private: bool = False) -> None:
-        """Take note that another sequence had the blocks of these keys, given from the first on."""
+    def used(self, keys: Iterable[Key], in_part: Key | None = None, *, is_private: bool = False) -> None:
+        """Take note that another sequence had the blocks of these keys, given from the first on.
+
+        `in_part`: of the block after them it had but the beginning. The rest may be private still, so nothing comes of
+        that but that the block stays longer. A private use leaves no trace on disk.
+        """
         keys, unwritten = list(keys), list[Entry]()
+        touched = keys if in_part is None else [*keys, in_part]
         with self._lock:
-            self._ram.touch(reversed(keys))  # the first become the newest: the others are of no use without
-            for key in keys:
+            self._ram.touch(reversed(touched))  # the first become the newest: the others are of no use without
+            for key in () if is_private else keys:
                 entry = self._ram.get(key)
-                if entry is None or is_private:
+                if entry is None:
                     continue
-                if entry.note.is_private:
-                    entry.note = replace(entry.note, is_private=False)
+                if entry.note.is_private:  # how long the private prompt was stays unknown
+                    entry.note = replace(entry.note, is_private=False, prefix_tokens=entry.block.end)
                 if not self._lies_on_disk(key):
                     unwritten.append(entry)
         for entry in unwritten:
             self._write(entry, is_second_use=True)
-        if self._disk is not None:
-            self._disk.used([key for key in keys if self._disk.holds(key)])
+        if self._disk is not None and not is_private:
+            self._disk.used([key for key in touched if self._disk.holds(key)])
 
     def refused(self, block: Block) -> None:
         """Set a block aside whose bytes the engine would not take."""

@@ -175,8 +175,21 @@ def test_a_device_prefix_that_ends_inside_a_block_is_cut_to_its_start_and_the_re
 def test_restoring_that_does_not_pay_is_computed() -> None:
     prompt = _prompt(8, 100)
     bench = Bench(FakeEngine(), tiers=_known(prompt))
-    bench.cost.restore_pays = lambda n_tokens, used_cells: False  # type: ignore[method-assign]
+    bench.cost.restore_pays = lambda n_put, n_saved, used_cells: False  # type: ignore[method-assign]
     assert bench.answer(prompt, max_tokens=2).usage.cached_tokens == {"device": 0}
+
+
+@pytest.mark.parametrize(("kind", "n_put", "n_saved"), [("any", 204 - 48, 203 - 50), ("recurrent", 201, 201 - 50)])
+def test_what_is_weighed_is_all_that_is_put_back_against_what_that_saves(kind: str, n_put: int, n_saved: int) -> None:
+    """A state that cannot be cut comes back from its beginning, also where the device has nearly as much."""
+    spec, prompt = SPECS[kind], _prompt(8, 200)
+    turn = [*prompt, *truth(prompt, 2)[:1], 34, 35]
+    tiers = _known(turn if kind == "any" else prompt, spec)
+    bench, asked = Bench(FakeEngine(spec), tiers=tiers), list[tuple[int, int]]()
+    bench.answer(prompt[:50], max_tokens=1)
+    bench.cost.restore_pays = lambda *of: bool(asked.append(of[:2]))  # type: ignore[method-assign,func-returns-value]
+    bench.answer([*turn, 36], max_tokens=2)
+    assert (n_put, n_saved) in asked
 
 
 def test_a_private_use_of_a_block_and_an_own_salt_stay_apart() -> None:

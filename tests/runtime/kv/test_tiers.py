@@ -260,7 +260,7 @@ def test_a_second_use_is_told_to_the_disk_and_a_private_request_is_none() -> Non
     tiers = _tiers(disk)
     blocks = _put(tiers, TOKENS)
     tiers.used(_keys(blocks[:3]), is_private=True)
-    assert disk.writes == []
+    assert (disk.writes, disk.touched) == ([], [])
     tiers.used(_keys(blocks[:2]))
     assert disk.writes == [(key, True, False) for key in _keys(blocks[:2])]
     tiers.used(_keys(blocks))
@@ -298,6 +298,37 @@ def test_a_private_block_that_somebody_else_has_too_is_private_no_more() -> None
     tiers.put(blocks[0], _blob(blocks[0]), Note(2000, is_private=True))
     tiers.close()
     assert set(disk.blocks) == set(_keys(blocks[:3]))
+
+
+def test_a_block_used_in_part_is_touched_and_no_more() -> None:
+    disk = MemoryDisk()
+    tiers = _tiers(disk, ram_bytes=60)
+    blocks = _put(tiers, TOKENS[:12], Note(2000, is_private=True))
+    disk.blocks[blocks[1].key] = blocks[1], b""
+    tiers.used(_keys(blocks[:1]), blocks[1].key)
+    assert set(disk.blocks) == set(_keys(blocks[:2]))
+    assert set(disk.touched) == set(_keys(blocks[:2]))
+    assert [tiers._ram.get(block.key).note.is_private for block in blocks] == [False, True, True]  # type: ignore[union-attr]
+
+
+def test_what_is_written_of_a_private_block_does_not_say_how_long_its_prompt_was() -> None:
+    tiers = _tiers()
+    blocks = _put(tiers, TOKENS[:8], Note(2000, is_private=True))
+    tiers.used(_keys(blocks[:1]))
+    tiers.put(blocks[1], _blob(blocks[1]), Note(9))
+    assert [tiers._ram.get(block.key).note.prefix_tokens for block in blocks] == [4, 9]  # type: ignore[union-attr]
+
+
+def test_a_private_pin_of_what_others_have_writes_nothing() -> None:
+    disk = MemoryDisk()
+    disk.takes = lambda block, is_second_use: is_second_use
+    tiers = _tiers(disk)
+    blocks = _put(tiers, TOKENS)
+    disk.takes = lambda block, is_second_use: True
+    _put(tiers, TOKENS, Note(2000, is_private=True, is_pinned=True))
+    assert disk.writes == []
+    tiers.put(blocks[0], _blob(blocks[0]), NOTE)  # the control
+    assert [key for key, *_ in disk.writes] == [blocks[0].key]
 
 
 def test_pinned_blocks_are_written_at_once_and_outlast_all_others() -> None:
