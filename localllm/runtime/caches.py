@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from localllm.errors import UsageError
 from localllm.runtime.answers import AnswerMemory
@@ -20,9 +19,6 @@ from localllm.runtime.scheduler import Scheduler
 from localllm.runtime.sequence import RequestRun, Sequence
 from localllm.runtime.slots import common_prefix
 from localllm.runtime.types import ChatRequest, EmbeddingRequest, GenerationRequest, Request
-
-if TYPE_CHECKING:
-    from localllm.runtime.kv.disk import DiskTier
 
 T = TypeVar("T")
 _DAYS_BACK = 7
@@ -82,7 +78,6 @@ class Caches:
         self._scheduler = scheduler
         self._answers = answers
         self._on_engine = on_engine
-        self._found_bytes: int | None = None  # in the disk tier's folder
 
     def explain(self, request: Request) -> Explanation:
         """Return what is known of a request's prompt, and why not more; nothing is computed.
@@ -121,7 +116,7 @@ class Caches:
         return {"device": n_slots, **survey.kept_tokens(self._tiers, sequence.run.root, sequence.tokens)}
 
     def stats(self) -> CacheStats:
-        """Return what is held and what was done."""
+        """Return what is held and what was done, at once."""
         counted, tiers, disk = replace(self._scheduler.stats), self._tiers.stats(), self._tiers.disk
         return CacheStats(
             pool_tokens=self._spec.pool_tokens,
@@ -144,7 +139,7 @@ class Caches:
             n_restored_blocks=counted.n_restored_blocks,
             restore_s=counted.restore_s,
             n_refused_blocks=counted.n_refused_blocks,
-            disk=None if disk is None else self._disk_stats(disk),
+            disk=None if disk is None else asdict(disk.stats()),
         )
 
     def clear(self) -> Cleared:
@@ -152,7 +147,6 @@ class Caches:
         n_cells = self._on_engine(self._scheduler.clear_retained)
         if self._answers is not None:
             self._answers.clear()
-        self._found_bytes = None
         return replace(self._tiers.clear(), n_device_cells=n_cells)
 
     def _run(self, request: GenerationRequest, facts: ModelFacts) -> RequestRun:
@@ -239,15 +233,6 @@ class Caches:
             if known.n_held <= n_common < len(then.tokens) and self._known(then).n_held >= n_after_date + _MORE_TOKENS:
                 return True
         return False
-
-    def _disk_stats(self, disk: DiskTier) -> dict[str, int | str]:
-        """Return the disk tier's counters; what lay in its folder before it looked is counted here, once."""
-        told = disk.stats()
-        if told.used_bytes == 0 and self._found_bytes is None:
-            from localllm.runtime.kv.disk_list import total
-
-            self._found_bytes = total(Path(told.folder))["bytes"]
-        return {**asdict(told), "used_bytes": told.used_bytes or self._found_bytes or 0}
 
     def _is_keeping(self) -> bool:
         """Say whether something of ended requests is still on its way into a tier."""

@@ -65,11 +65,13 @@ class Calls:
             "explain": lambda argument: service.explain(_request(argument)),
             "document": lambda argument: {"tokens": service.document(_request(argument))},
             "kept": lambda argument: dict(service.kept(_prompt(argument))),
-            "cache_stats": lambda argument: service.cache_stats(),
             "clear_cache": lambda argument: service.clear_cache(),
             "limit_ram": lambda argument: service.limit_ram(_argument(argument, RamLimit).limit_bytes),
         }
-        self._quick: Mapping[str, Callable[[Any], Any]] = {"stats": self._stats}
+        self._quick: Mapping[str, Callable[[Any], Any]] = {
+            "stats": self._stats,
+            "cache_stats": lambda argument: service.cache_stats(),
+        }
 
     def is_slow(self, call: Call) -> bool:
         """Say whether an answer may take long enough to keep others waiting."""

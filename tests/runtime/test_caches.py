@@ -19,6 +19,7 @@ from localllm.runtime import events
 from localllm.runtime.config import RuntimeConfig, TierConfig
 from localllm.runtime.cost import StepCost
 from localllm.runtime.engine import Batch, EngineSpec, PrefixRule
+from localllm.runtime.kv import disk_room
 from localllm.runtime.kv.explain import MESSAGES, Explanation
 from localllm.runtime.kv.ram import Note
 from localllm.runtime.service import Service
@@ -73,6 +74,13 @@ def run(service: Service, prompt: str, **options: Any) -> dict[str, int]:
 def settle(service: Service) -> None:
     end_s = time.monotonic() + WAIT_S
     while service._caches._is_keeping():
+        assert time.monotonic() < end_s
+        time.sleep(0.001)
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + WAIT_S
+    while not holds():
         assert time.monotonic() < end_s
         time.sleep(0.001)
 
@@ -481,17 +489,44 @@ def test_sources_are_counted_apart(make: Making) -> None:
     assert stats.disk is None
 
 
-def test_what_lay_on_disk_before_is_counted_from_the_start(make: Making, tmp_path: Path) -> None:
+def disk_bytes(service: Service) -> int:
+    return int((service.cache_stats().disk or {})["used_bytes"])
+
+
+def test_what_lay_on_disk_before_is_counted_once_somebody_asks(make: Making, tmp_path: Path) -> None:
     before = make(disk="kv")
     before.warm(CompletionRequest(HARBOUR))
     before.close()
     n_bytes = sum(path.stat().st_size for path in (tmp_path / "kv").rglob("*.kv"))
     after = make(disk="kv")
-    disk = after.cache_stats().disk
-    assert disk is not None
-    assert disk["used_bytes"] == n_bytes > 0
+    wait_until(lambda: disk_bytes(after) == n_bytes > 0)
     after.clear_cache()
-    assert (after.cache_stats().disk or {})["used_bytes"] == 0
+    wait_until(lambda: disk_bytes(after) == 0)
+
+
+def test_counting_waits_for_no_folder(make: Making, monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on, lookers = threading.Event(), list[str]()
+    entries = disk_room._entries
+
+    def slowly(folder: Path) -> Any:
+        lookers.append(threading.current_thread().name)
+        assert goes_on.wait(WAIT_S)
+        return entries(folder)
+
+    before = make(disk="kv")
+    before.warm(CompletionRequest(HARBOUR))
+    before.close()
+    monkeypatch.setattr(disk_room, "_entries", slowly)
+    service = make(disk="kv")
+    try:
+        for _ in range(5):
+            assert disk_bytes(service) == 0
+        wait_until(lambda: bool(lookers))
+        assert disk_bytes(service) == 0
+    finally:
+        goes_on.set()
+    wait_until(lambda: disk_bytes(service) > 0)
+    assert set(lookers) == {"localllm-kv-write"}
 
 
 # The engine's thread

@@ -32,6 +32,7 @@ logger = logging.getLogger("localllm.runtime.kv")
 class DiskStats:
     """Gauges and counters of a disk tier; counters are of this process.
 
+    `used_bytes`: in the folder, of all engines, as it was when somebody last looked; 0 until then.
     `n_dropped`: blocks not written for want of time or room; `n_failed`: those that the disk did not take.
     `failure`: why nothing is written at present, "" where all is well.
     """
@@ -173,8 +174,9 @@ class DiskTier:
         return deleted.n_blocks, deleted.n_bytes
 
     def stats(self) -> DiskStats:
-        """Return what is known of the folder, without looking."""
+        """Return what is known of the folder, at once; have the writer's thread look, if it has not yet."""
         writer = self._writer
+        writer.look()
         return DiskStats(
             folder=self._config.disk_dir,
             limit_bytes=writer.room.limit_bytes,

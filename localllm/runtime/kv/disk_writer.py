@@ -83,7 +83,7 @@ class Writer:
         self._give_up_s: float | None = None  # time.monotonic() at which what is left is dropped
         self._rest_until_s, self._rest_s = 0.0, _REST_S
         self._swept_s, self._touched_s = time.monotonic() - _IDLE_SWEEP_S + _SWEEP_S, 0.0
-        self._is_prepared = False
+        self._is_prepared = self._has_looked = self._is_asked = False
         self._unswept_bytes = self._n_in_a_row = 0
         self._thread = threading.Thread(target=self._run, name="localllm-kv-write", daemon=True)
 
@@ -128,6 +128,13 @@ class Writer:
         with self._changed:
             if not self._is_closed:
                 self._touched.update(dict.fromkeys(keys, now_s))
+                self._changed.notify_all()
+
+    def look(self) -> None:
+        """Have what lies in the folder counted, soon, if that was not done yet."""
+        with self._changed:
+            if not self._has_looked:
+                self._is_asked = True
                 self._changed.notify_all()
 
     def drop(self, key: Key) -> None:
@@ -188,7 +195,8 @@ class Writer:
 
     def _is_chore_due(self) -> bool:
         now_s = time.monotonic()
-        return (bool(self._touched) and now_s - self._touched_s >= _TOUCH_S) or now_s - self._swept_s > _IDLE_SWEEP_S
+        is_touch_due = bool(self._touched) and now_s - self._touched_s >= _TOUCH_S
+        return is_touch_due or self._is_asked or now_s - self._swept_s > _IDLE_SWEEP_S
 
     def _chores(self) -> None:
         """Write down what was used, and look at the folder, where that is due. Raises OSError."""
@@ -196,7 +204,7 @@ class Writer:
         if self._touched and now_s - self._touched_s >= _TOUCH_S:
             self._touched_s = now_s
             self._flush_touches()
-        if now_s - self._swept_s > _IDLE_SWEEP_S:
+        if self._is_asked or now_s - self._swept_s > _IDLE_SWEEP_S:
             self._sweep()
 
     def _take(self, write: Write) -> None:
@@ -307,6 +315,7 @@ class Writer:
     def _sweep(self) -> None:
         """Count what lies in the folder, all processes' files, and delete what may not. Raises OSError."""
         self._swept_s, self._unswept_bytes = time.monotonic(), 0
+        self._has_looked, self._is_asked = True, False
         self._flush_touches()
         self.room.sweep()
         self._index.refresh()
