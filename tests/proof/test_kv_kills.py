@@ -41,7 +41,7 @@ def test_a_half_file_and_wrong_bytes_are_found(tmp_path: Path) -> None:
 
 
 def test_what_dead_writers_left_is_counted_and_swept(tmp_path: Path) -> None:
-    (filled(tmp_path / "kv")[0].with_name(".ab.kv.tmp")).write_bytes(b"half")
+    (filled(tmp_path / "kv")[0].with_name(f".{'ab' * 8}.kv.tmp")).write_bytes(b"half")
     assert len(kv_kills.left_behind(tmp_path / "kv")) == 1
     found: Counter[str] = Counter()
     sweep(tmp_path / "kv", found)

@@ -15,17 +15,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from localllm.models.available import available_bytes
 from localllm.models.disk import files
 from localllm.runtime.config import TierConfig
 from localllm.runtime.kv.blocks import Block, Key
 from localllm.runtime.kv.disk_format import VERSION, BadFile, NewerFile, read_file
 from localllm.runtime.kv.disk_index import DiskIndex
 from localllm.runtime.kv.disk_names import ENGINE_BYTES
+from localllm.runtime.kv.disk_queue import Write
 from localllm.runtime.kv.disk_room import Deleted, delete_blocks
 from localllm.runtime.kv.disk_secret import SECRET_BYTES, open_folder
-from localllm.runtime.kv.disk_writer import Write, Writer
+from localllm.runtime.kv.disk_writer import Writer
 
 logger = logging.getLogger("localllm.runtime.kv")
+
+_SMALL_BYTES = 64 << 20  # are read without a look at how much memory there is
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +112,9 @@ class DiskTier:
     def read(self, block: Block) -> bytes | None:
         """Return a block's verified bytes; None = they are gone, or were wrong and are set aside."""
         waiting = self._writer.pending(block.key)
-        if waiting is not None and waiting.block == block:
-            return waiting.blob
+        waiting_blob = None if waiting is None or waiting.block != block else waiting.blob
+        if waiting_blob is not None:
+            return waiting_blob
         found = self._index.get(block.key)
         is_pinned = found is not None and found.is_pinned
         for pinned in () if self._refusal else (is_pinned, not is_pinned):
@@ -128,21 +133,32 @@ class DiskTier:
         prefix_tokens: int,
         is_second_use: bool,
         is_pinned: bool = False,
+        is_shared: bool = False,
         wait_s: float = 0.0,
     ) -> bool:
         """Have a block written if the rules allow it; say whether it lies here, or soon will.
 
-        `wait_s`: at most that long for room in the queue.
+        `is_shared`: RAM holds these bytes, and says so where it lets go of them (`unshare`). `wait_s`: at most that
+        long for room in the queue.
         """
         waiting, found = self._writer.pending(block.key), self._index.get(block.key)
         for one in (waiting, found):
             is_as_good = one is not None and (block.is_bare or not one.block.is_bare)
             if one is not None and is_as_good and (one.is_pinned or not is_pinned):
                 return True
-        write = Write(block, blob, prefix_tokens, is_pinned, is_second_use)
+        write = Write(block, blob, prefix_tokens, is_pinned, is_second_use, is_shared)
         if self._refusal or self._writer.is_resting or not self._writer.allows(write):
             return False
         return self._writer.put(write, wait_s=wait_s)
+
+    def unshare(self, keys: Sequence[Key]) -> None:
+        """Take note that RAM lets go of blocks: those that wait stay here, as far as there is room for them."""
+        self._writer.unshare(keys)
+
+    def holds_apart(self, key: Key) -> bool:
+        """Say whether a block lies here, or will, also if RAM lets go of it now."""
+        waiting = self._writer.pending(key)
+        return self._index.get(key) is not None or (waiting is not None and not waiting.is_shared)
 
     def used(self, keys: Sequence[Key]) -> None:
         """Make blocks the most recently used."""
@@ -201,7 +217,7 @@ class DiskTier:
     def _read(self, path: Path, block: Block) -> bytes | None:
         """Return what a file holds of a block; a bad one is set aside."""
         try:
-            header, blob = read_file(path)
+            header, blob = read_file(path, _may_hold)
             kept = header.block
             if (kept.key, kept.parent, kept.start, kept.n_tokens) != (
                 block.key,
@@ -225,3 +241,8 @@ class DiskTier:
         self._index.n_bad += 1
         files.set_aside(path)
         logger.warning("a file of the disk tier was set aside: %s", reason)
+
+
+def _may_hold(n_bytes: int) -> bool:
+    """Say whether a block may be read: a file that somebody made may be larger than all memory, and holds nothing."""
+    return n_bytes <= _SMALL_BYTES or n_bytes <= available_bytes() // 2

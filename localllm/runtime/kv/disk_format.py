@@ -9,6 +9,7 @@ import contextlib
 import os
 import stat
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -127,14 +128,19 @@ def read_header(path: Path) -> Header:
         os.close(fd)
 
 
-def read_file(path: Path) -> tuple[Header, bytes]:
-    """Return a verified file: its header and its payload. Raises: OSError, BadFile, NewerFile."""
+def read_file(path: Path, may_hold: Callable[[int], bool] = lambda n_bytes: True) -> tuple[Header, bytes]:
+    """Return a verified file: its header and its payload. Raises: OSError, BadFile, NewerFile, MemoryError.
+
+    `may_hold`: asked before so many bytes are read, for they are not known to be right before.
+    """
     fd = os.open(path, _READ_FLAGS)
     try:
         facts = os.fstat(fd)
         if not stat.S_ISREG(facts.st_mode):
             raise BadFile("no regular file")
         header, payload_sum = _header(os.read(fd, _HEAD.size + _CHECKSUM.size), fd, facts.st_size)
+        if not may_hold(header.payload_bytes):
+            raise MemoryError
         payload = _read(fd, header.payload_bytes)
         if len(payload) != header.payload_bytes or xxhash.xxh3_64_intdigest(payload) != payload_sum:
             raise BadFile("its bytes are not what was written")
@@ -159,8 +165,10 @@ def _header(head: bytes, fd: int, size_bytes: int) -> tuple[Header, int]:
         raise NewerFile(f"of version {version}")
     if magic != _MAGIC or version != VERSION:
         raise BadFile("not of this version")
-    if n_marks > _MAX_MARKS_BYTES or n_marks not in (0, n_tokens * MARK_BYTES):
+    if n_marks > _MAX_MARKS_BYTES or n_marks not in (0, n_tokens * MARK_BYTES) or not n_tokens:
         raise BadFile("impossible lengths")
+    if key == parent:
+        raise BadFile("a block that follows itself")
     marks = os.read(fd, n_marks) if n_marks else b""
     head_sum, payload_sum = _CHECKSUM.unpack_from(head, _HEAD.size)
     if len(marks) != n_marks or xxhash.xxh3_64_intdigest(head[: _HEAD.size] + marks) != head_sum:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from localllm.models.disk import files
 from localllm.runtime.kv.blocks import Block, Key
+from localllm.runtime.kv.disk_about import read_about
 from localllm.runtime.kv.disk_format import BadFile, read_header
 from localllm.runtime.kv.disk_room import Deleted, delete_blocks, engine_folders, spent_today, survey
-
-_ABOUT_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +46,7 @@ def prefixes(folder: Path) -> list[KeptPrefix]:
             found.setdefault(path.parent.parent, {})[block.key] = (block, n_bytes, used_s, is_pinned)
     kept = []
     for engine, blocks in found.items():
-        model = _model(engine / "about.json")
+        model = read_about(engine).get("model", "?")
         parents = {block.parent for block, *_ in blocks.values()}
         for key, (block, _, used_s, is_pinned) in blocks.items():
             n_bytes = _chain_bytes(blocks, key) if key not in parents else 0
@@ -68,19 +65,11 @@ def delete_all(folder: Path) -> Deleted:
 
 
 def _chain_bytes(blocks: dict[Key, tuple[Block, int, float, bool]], key: Key) -> int:
-    """Return the bytes of a block and all before it; 0 where one of those is missing."""
-    n_bytes = 0
-    while key in blocks:
-        block, size_bytes, _, _ = blocks[key]
-        n_bytes += size_bytes
-        if block.start == 0:
-            return n_bytes
-        key = block.parent
-    return 0
-
-
-def _model(path: Path) -> str:
-    try:
-        return str(json.loads(files.read_bounded(path, _ABOUT_BYTES))["model"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return "?"
+    """Return the bytes of a block and all before it; 0 where one of those is missing, or ends elsewhere."""
+    block, n_bytes, _, _ = blocks[key]
+    while block.start:
+        before, size_bytes, _, _ = blocks.get(block.parent, (None, 0, 0.0, False))
+        if before is None or before.end != block.start:
+            return 0
+        block, n_bytes = before, n_bytes + size_bytes
+    return n_bytes

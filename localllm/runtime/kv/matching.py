@@ -89,7 +89,7 @@ class Matcher:
         links = list[Link]()
         for key in chain.keys[: max(0, n_most) // size]:
             link = self._link(key)
-            if link is None:
+            if link is None or (link.block.start, link.n_used) != (len(links) * size, size):  # as no file should say
                 break
             links.append(link)
         start = len(links) * size
@@ -106,7 +106,7 @@ class Matcher:
             states.update(self._maker.beginnings(root_key, tokens, missing))
         for n_tokens in sorted((n for n in states if n <= n_most), reverse=True):
             link = self._link(states[n_tokens])
-            if link is not None:
+            if link is not None and link.end == n_tokens:
                 return (link,)
         return ()
 
@@ -120,7 +120,7 @@ class Matcher:
     def _tails(self, lookup: Lookup, start: int, own: Tokens) -> list[Link]:
         """Return blocks at `start` that begin as the sequence goes on, with `own`; the most tokens first."""
         parent = lookup.chain.parent(start)
-        on_disk = [block for block in lookup.tails if block.parent == parent]
+        on_disk = [block for block in lookup.tails if block.parent == parent and block.start == start]
         key = next(iter(lookup.chain.keys[start // self._maker.block_tokens :]), b"")  # its own whole block goes on
         whole = None if self._disk is None else self._disk.known(key)
         if whole is not None:

@@ -25,11 +25,9 @@ class Note:
 
     def and_also(self, other: Note) -> Note:
         """Return what holds of a block that two sequences had."""
-        return Note(
-            max(self.prefix_tokens, other.prefix_tokens),
-            self.is_private and other.is_private,
-            self.is_pinned or other.is_pinned,
-        )
+        is_private = self.is_private and other.is_private
+        told = [note.prefix_tokens for note in (self, other) if note.is_private == is_private]  # no private length
+        return Note(max(told), is_private, self.is_pinned or other.is_pinned)
 
 
 @dataclass(slots=True, eq=False)
@@ -159,10 +157,12 @@ class RamTier:
         """Return all, those first that are of most use: the newest, each after those before it in its sequence."""
         ordered = dict[Key, Entry]()
         for entry in sorted(self._entries.values(), key=lambda entry: entry.stamp, reverse=True):
-            chain, at = list[Entry](), self._entries.get(entry.block.key)
-            while at is not None and at.block.key not in ordered:
+            chain, at, end = list[Entry](), self._entries.get(entry.block.key), entry.block.end
+            while (
+                at is not None and at.block.key not in ordered and at.block.end == end
+            ):  # a file may say what is wrong
                 chain.append(at)
-                at = self._entries.get(at.block.parent)
+                at, end = self._entries.get(at.block.parent), at.block.start
             ordered.update((one.block.key, one) for one in reversed(chain))
         return list(ordered.values())
 
@@ -220,6 +220,6 @@ class RamTier:
         return chosen
 
     def _pinned_victim(self) -> Entry:
-        """Return the least recently used of the ends, of which all are pinned."""
-        ends = (entry for key, entry in self._entries.items() if key not in self._followers)
-        return min(ends, key=lambda entry: entry.stamp)
+        """Return the least recently used of the ends, of which all are pinned; where there are none, of all."""
+        ends = [entry for key, entry in self._entries.items() if key not in self._followers]
+        return min(ends or self._entries.values(), key=lambda entry: entry.stamp)

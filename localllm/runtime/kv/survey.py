@@ -6,16 +6,14 @@ Nothing is read but headers, nothing is changed. Not for the engine's thread: th
 from __future__ import annotations
 
 import contextlib
-import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from localllm.models.disk import files
 from localllm.runtime.kv.blocks import Block, Chain, KeyMaker, Root
+from localllm.runtime.kv.disk_about import read_about
 from localllm.runtime.kv.tiers import CutRule, Tier, Tiers
 from localllm.runtime.types import Tokens
 
-_ABOUT_BYTES = 64 * 1024
 _MAX_FOLDERS = 64
 _MAX_FILES = 4096  # looked at in one sub-folder
 
@@ -109,18 +107,10 @@ def _other_folders(root: Path, fingerprint: str, model_name: str) -> Iterator[tu
     from localllm.runtime.kv.disk_room import engine_folders
 
     for folder in sorted(engine_folders(root))[:_MAX_FOLDERS]:
-        about = _about(folder / "about.json")
-        other = about.get("fingerprint")
-        if about.get("model") == model_name and isinstance(other, str) and other != fingerprint:
+        about = read_about(folder)
+        other = about.get("fingerprint", fingerprint)
+        if about.get("model") == model_name and other != fingerprint:
             yield folder, other
-
-
-def _about(path: Path) -> Mapping[str, object]:
-    try:
-        about = json.loads(files.read_bounded(path, _ABOUT_BYTES))
-    except (OSError, ValueError):
-        return {}
-    return about if isinstance(about, dict) else {}
 
 
 def _blocks_after(folder: Path, parent: bytes) -> list[Block]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from localllm.runtime.kv import disk_writer
+from localllm.runtime.kv import disk_queue, disk_writer
 from localllm.runtime.kv.blocks import Block
 from localllm.runtime.kv.disk import DiskTier
 from localllm.runtime.kv.disk_index import Found
@@ -322,7 +322,7 @@ def test_a_bare_block_is_replaced_by_a_whole_one_and_never_taken_for_it(folder: 
 def test_the_queue_is_bounded_and_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk, gate = tier(folder), threading.Event()
     monkeypatch.setattr(os, "fsync", lambda fd: gate.wait(10))
-    monkeypatch.setattr(disk_writer, "QUEUE_BYTES", 10_000)
+    monkeypatch.setattr(disk_queue, "QUEUE_BYTES", 10_000)
     taken = [disk.write(b, blob_of(b), prefix_tokens=LONG_TOKENS, is_second_use=True) for b in map(block_of, range(4))]
     assert taken == [True, True, False, False]
     assert disk.stats().n_dropped == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -53,6 +54,15 @@ def test_under_any_use_bytes_add_up_and_no_block_is_left_without_those_before_it
             assert _held(ram, document) == list(range(len(_held(ram, document))))
         for entry in held:
             assert entry.block in ram.children(entry.block.parent)
+
+
+def test_blocks_that_claim_to_follow_each_other_in_a_circle_hold_nothing_up() -> None:
+    ram, (first, second) = RamTier(20), _entries(1, 2)
+    ram.put(second)
+    ram.put(Entry(replace(first.block, parent=second.block.key, start=8), first.blob, first.note))
+    assert len(ram.by_worth()) == 2
+    ram.shrink(0)
+    assert len(ram) == 0
 
 
 def test_the_least_recently_used_sequence_goes_first_from_its_end() -> None:

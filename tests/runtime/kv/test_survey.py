@@ -17,6 +17,8 @@ from localllm.runtime.kv.tiers import Tiers
 from tests.fake_engine import SPEC
 
 TOKENS = [at * 7 % 250 for at in range(300)]
+DEEP = b"[" * 60_000
+LONE = b'{"model": "m", "fingerprint": "\\ud800"}'  # half of a surrogate pair
 OWN, OTHER = replace(SPEC, fingerprint="own"), replace(SPEC, fingerprint="other")
 
 
@@ -61,7 +63,8 @@ def test_only_folders_of_the_same_model_and_another_fingerprint_count(own: Tiers
 
 
 @pytest.mark.parametrize(
-    "about", [b"", b"[]", b"{", b'{"model": "m"}', b'{"model": "m", "fingerprint": 5}', b"x" * 99999]
+    "about",
+    [b"", b"[]", b"{", b'{"model": "m"}', b'{"model": "m", "fingerprint": 5}', b"x" * 99999, DEEP, LONE],
 )
 def test_a_folder_that_says_nothing_sensible_is_passed_over(about: bytes, own: Tiers, tmp_path: Path) -> None:
     fill(tiers_in(tmp_path, OTHER))
