@@ -66,11 +66,13 @@ class Calls:
             "document": lambda argument: {"tokens": service.document(_request(argument))},
             "kept": lambda argument: dict(service.kept(_prompt(argument))),
             "clear_cache": lambda argument: service.clear_cache(),
-            "limit_ram": lambda argument: service.limit_ram(_argument(argument, RamLimit).limit_bytes),
         }
         self._quick: Mapping[str, Callable[[Any], Any]] = {
             "stats": self._stats,
             "cache_stats": lambda argument: service.cache_stats(),
+        }
+        self._limits: Mapping[str, Callable[[Any], Any]] = {
+            "limit_ram": lambda argument: service.limit_ram(_argument(argument, RamLimit).limit_bytes)
         }
 
     def is_slow(self, call: Call) -> bool:
@@ -81,9 +83,14 @@ class Calls:
         """Say whether an answer may wait for the engine's thread or the disk, for seconds."""
         return call.verb in self._about_caches
 
+    def is_limit(self, call: Call) -> bool:
+        """Say whether a call frees memory: it waits for nothing, and that may take a second."""
+        return call.verb in self._limits
+
     def answer(self, call: Call) -> Result:
         """Return the answer. Raises UsageError for an unknown verb or a bad argument, and what the runtime raises."""
-        verb = self._slow.get(call.verb) or self._about_caches.get(call.verb) or self._quick.get(call.verb)
+        kinds = (self._slow, self._about_caches, self._limits, self._quick)
+        verb = next((kind[call.verb] for kind in kinds if call.verb in kind), None)
         if verb is None:
             raise UsageError("There is no such call.", "use the same version on both sides", field="verb")
         return Result(call.number, msgspec.to_builtins(verb(call.argument)))

@@ -41,6 +41,7 @@ class Desk:
         self._max_preparing = max_waiting
         self._pool = ThreadPoolExecutor(_N_PREPARING, "localllm-prepare")
         self._cache_pool = ThreadPoolExecutor(1, "localllm-caches")  # what waits there delays no request
+        self._limit_pool = ThreadPoolExecutor(1, "localllm-limits")  # memory is wanted now
         self._deliveries: dict[int, Delivery] = {}
         self._lock = threading.Lock()
         self._n_preparing = 0
@@ -61,6 +62,8 @@ class Desk:
                 self._pool.submit(self._call, frame)
             case Call() if self._calls.is_about_caches(frame):
                 self._cache_pool.submit(self._call, frame)
+            case Call() if self._calls.is_limit(frame):
+                self._limit_pool.submit(self._call, frame)
             case Call():
                 self._call(frame)
 

@@ -122,15 +122,19 @@ def test_texts_to_embed_are_in_no_cache(linked: Callable[..., Linked]) -> None:
         assert answer.code == "invalid_request"
 
 
-def test_who_asks_about_caches_delays_no_request(linked: Callable[..., Linked]) -> None:
+def test_who_asks_about_caches_delays_no_request_no_limit_and_no_counter(linked: Callable[..., Linked]) -> None:
     """The engine's thread is in a step that does not end: others are prepared and asked all the same."""
     goes_on = threading.Event()
     desk = linked(FakeEngine(on_forward=lambda batch: goes_on.wait(20)), config=CONFIG)
     try:
         desk.submit(1, CompletionRequest("first"))
         desk.wait(lambda: any(isinstance(event, events.Queued) for event in desk.events.get(1, [])))
-        for number in range(2, 8):
-            desk.desk.take(Call(number, "explain", argument(QUESTION)))
+        for number, verb in enumerate(("kept", *["explain"] * 5), start=2):
+            desk.desk.take(Call(number, verb, argument(QUESTION)))
+        assert desk.call(20, "limit_ram", {"limit_bytes": 1000}) == Result(20, None)
+        told = desk.call(21, "cache_stats")
+        assert isinstance(told, Result)
+        assert told.value["ram_limit_bytes"] == 1000
         assert isinstance(desk.call(8, "tokenize", {"text": "hello"}), Result)
         assert isinstance(desk.call(9, "prompt_tokens", argument(QUESTION)), Result)
     finally:
