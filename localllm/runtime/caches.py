@@ -91,13 +91,14 @@ class Caches:
         known = self._known(sequence)
         is_off = request.options.cache == "off" or not request.options.reuse_prefix
         reason = "off" if is_off else self._reason(request, sequence, known)
-        by_tier = {} if is_off else known.by_tier
+        if is_off:
+            known = replace(known, by_tier={}, age_s=None)
         at = known.n_held
         return Explanation(
             n_prompt_tokens=sequence.n_prompt,
             reason=reason,
             message=MESSAGES[reason],
-            known_tokens=by_tier,
+            known_tokens=known.by_tier,
             n_held_tokens=known.n_held,
             tier=next((tier for tier in ("disk", "ram", "device") if known.by_tier.get(tier)), ""),
             age_s=known.age_s,

@@ -169,7 +169,7 @@ def test_a_request_that_asks_for_no_cache(make: Making) -> None:
     run(service, HARBOUR)
     for options in ({"cache": "off"}, {"reuse_prefix": False}):
         told = explain(service, HARBOUR, **options)
-        assert (told.reason, told.n_known_tokens) == ("off", 0)
+        assert (told.reason, told.n_known_tokens, told.tier, told.age_s) == ("off", 0, "", None)
         assert told.n_held_tokens >= told.n_prompt_tokens - 1
         assert run(service, HARBOUR, **options) == {}
 
