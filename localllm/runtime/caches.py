@@ -145,10 +145,17 @@ class Caches:
 
     def clear(self) -> Cleared:
         """Forget all that is kept of requests that have ended: slots, RAM, and this engine's files, pinned ones too."""
-        n_cells = self._on_engine(self._scheduler.clear_retained)
+        held = self._on_engine(self._clear_held)
         if self._answers is not None:
             self._answers.clear()
-        return replace(self._tiers.clear(), n_device_cells=n_cells)
+        files = self._tiers.clear()
+        self._on_engine(self._clear_held)  # what was taken from there, or ended, meanwhile
+        return replace(held, n_disk_blocks=files.n_disk_blocks, disk_bytes=files.disk_bytes)
+
+    def _clear_held(self) -> Cleared:
+        """Empty what is retained, and RAM. On the engine's thread: nothing is put there, or taken, meanwhile."""
+        n_cells = self._scheduler.clear_retained()
+        return replace(self._tiers.clear_ram(), n_device_cells=n_cells)
 
     def _run(self, request: GenerationRequest, facts: ModelFacts) -> RequestRun:
         """Return a request as it would be queued, but that it would use the caches. Raises what refuses it."""

@@ -104,7 +104,8 @@ class EngineLoop:
         self._ask_drafter(self._forget_ended, None)
         self._export()
         if self.scheduler.is_idle:
-            self._wait_s = 0 if self.scheduler.exports.has_work else None
+            edits_wait_s = _STUCK_WAIT_S if self.scheduler.edited_slots else None  # what ended last is told too
+            self._wait_s = 0 if self.scheduler.exports.has_work else edits_wait_s
         else:
             self._wait_s = 0 if plan is not None or embedded else _STUCK_WAIT_S
 
@@ -269,6 +270,8 @@ class EngineLoop:
         try:
             if self.death is None and self.scheduler.tiers.disk is not None:
                 end_s = time.monotonic() + _LAST_EXPORTS_S
+                self._exporter.rescue()
+                self.engine.edit(self.scheduler.take_edits())
                 self._exporter.run(
                     is_idle=True, is_quiet=True, edited=frozenset(), is_wanted=lambda: time.monotonic() > end_s
                 )

@@ -58,6 +58,11 @@ class Room:
         return self._text_tokens > 0
 
     @property
+    def may_export(self) -> bool:
+        """Say whether the spare slot, which exporting needs, is empty for the engine too."""
+        return not self.has_text and self.slots.spare.id not in self.edited_slots
+
+    @property
     def edited_slots(self) -> frozenset[int]:
         """The slots of which the engine is still to be told a change."""
         return frozenset(map(_edited_slot, self._edits))
@@ -164,22 +169,27 @@ class Room:
     def trim(self, *, may_export: bool) -> None:
         """Clear retained slots that cost those at work more than their share and lie safe in a tier.
 
-        `may_export`: as far as the debt allows, those that do not yet are exported first.
+        `may_export`: as far as the debt allows, those that do not yet are exported; the next call clears them.
         """
         if not self.slots.n_retained or not self._tiers.is_on:
             return
-        cap = self._cost.cells_within(_RETAINED_SHARE)
+        n_coming, cap = 0, self._cost.cells_within(_RETAINED_SHARE)
         for slot in self.slots.retained():
-            if self.slots.retained_cells <= cap:
+            if self.slots.retained_cells - n_coming <= cap:
                 break
-            if self.slots.frees_cells(slot) and (self.exports.is_safe(slot) or (may_export and self._rescue(slot))):
+            if not self.slots.frees_cells(slot):
+                continue
+            if self.exports.is_safe(slot):
                 self._clear(slot)
+            elif may_export and self._rescue(slot):
+                n_coming += slot.n_held
 
     def clear_retained(self) -> int:
         """Clear every retained slot, whatever is lost with it; return the cells that this frees."""
         n_used = self.slots.used_cells
         for slot in self.slots.retained():
             self._clear(slot)
+        self.exports.cleared()
         return n_used - self.slots.used_cells
 
     def retire(self, sequence: Sequence) -> None:
@@ -251,8 +261,8 @@ class Room:
         return sum(segments.values()) + sum(s.n_tokens - s.n_computed for s in running) + self._text_tokens
 
     def _rescue(self, slot: Slot) -> bool:
-        """Have a slot exported that is to be cleared; False = not all of it, or not now."""
-        return not self._is_unsettled(slot) and not self.has_text and self.exports.rescue(slot)
+        """Have a slot exported that is to be cleared; False = there is nothing to export, or not now."""
+        return not self._is_unsettled(slot) and self.may_export and self.exports.rescue(slot)
 
     def _is_unsettled(self, slot: Slot) -> bool:
         """Say whether the engine does not hold yet what the ledger says of a slot."""

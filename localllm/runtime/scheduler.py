@@ -92,7 +92,7 @@ class Scheduler:
     @property
     def may_export(self) -> bool:
         """Say whether the spare slot is free for exporting."""
-        return not self._room.has_text
+        return self._room.may_export
 
     @property
     def edited_slots(self) -> frozenset[int]:
@@ -204,9 +204,13 @@ class Scheduler:
         self._readers.send()
 
     def fail_all(self, error: LocalLLMError) -> None:
-        """End every request with an error."""
+        """End every request with an error; what they computed is kept like that of others that end."""
         for run in self.tell_all(error):
-            self._release(run)
+            self._release(run, is_kept=True)
+
+    def take_edits(self) -> tuple[Edit, ...]:
+        """Hand over the changes that the engine is still to be told, when no plan will come any more."""
+        return self._room.take_edits()
 
     def tell_all(self, error: LocalLLMError) -> list[RequestRun]:
         """Tell every request that it failed, and return them; the books stay as they are (they may be broken)."""
@@ -343,12 +347,15 @@ class Scheduler:
         if sequence.run.is_finished:
             sequence.run.close()
 
-    def _release(self, run: RequestRun) -> None:
+    def _release(self, run: RequestRun, *, is_kept: bool = False) -> None:
         for sequence in run.sequences:
             sequence.phase = Phase.FINISHED
             self._waiting.remove(sequence)
             self._stop_running(sequence)
-            self._room.vacate(sequence)
+            if is_kept:
+                self._room.retire(sequence)
+            else:
+                self._room.vacate(sequence)
             self._ended.append(sequence)
         if run.embedding is not None:
             self._end_texts(run.embedding)

@@ -41,19 +41,25 @@ class Exporter:
 
     def rescue(self) -> None:
         """Export what the edits that come next would lose."""
+        failed = set[int]()
         for job in self._exports.take_rescued():
-            self._keep(job)
+            if job.slot not in failed and not self._keep(job):
+                failed.add(job.slot)  # what follows is of no use alone
 
-    def _keep(self, job: ExportJob) -> None:
-        """Export one block; what fails is not kept."""
+    def _keep(self, job: ExportJob) -> bool:
+        """Export one block; False = it failed, and is not kept."""
         started_s = time.perf_counter()
         try:
             blob = self._export(job)
         except Exception as error:
             logger.warning("a block was not kept: %s", type(error).__name__)
-            return
-        if blob is not None:
-            self._exports.exported(job, blob, time.perf_counter() - started_s)
+            blob = None
+        elapsed_s = time.perf_counter() - started_s
+        if blob is None:
+            self._exports.failed(job, elapsed_s)
+        else:
+            self._exports.exported(job, blob, elapsed_s)
+        return blob is not None
 
     def _export(self, job: ExportJob) -> bytes | None:
         """Return a block's bytes; None = there was no room for the copy that it is taken from."""

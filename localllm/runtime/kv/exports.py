@@ -8,7 +8,7 @@ Mutated by the engine's thread alone; who runs a job is the loop.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from localllm.runtime.engine import EngineSpec, PrefixRule
@@ -58,10 +58,11 @@ class ExportJob:
 
 @dataclass(slots=True, eq=False)
 class _Source:
-    """A slot that holds what is worth keeping: the first `n_tokens` of `tokens`, as far as it is not yet exported.
+    """A slot that holds what is worth keeping: the first `n_tokens` of `tokens`.
 
-    `keys`: of the blocks that were exported, or known, so far; with all of them the slot could be put back, unless
-    it `ends_bare`.
+    `next_start`: where the next block to export begins, `due_start`: the same of those that a window is about to
+    lose. `whole`: the key of its whole state. `is_done`: nothing
+    is left to export, or it failed; what was exported may be gone again.
     """
 
     slot: Slot
@@ -71,9 +72,9 @@ class _Source:
     note: Note
     is_running: bool
     next_start: int = 0
+    due_start: int = 0
     states: deque[Checkpoint | None] = field(default_factory=deque)  # whole ones to export; None = as the slot is
-    keys: list[Key] = field(default_factory=list)
-    ends_bare: bool = False
+    whole: Key = b""
     is_done: bool = False
 
 
@@ -88,7 +89,7 @@ class Exports:
         self._loses_cells = spec.prefix_rule is PrefixRule.WINDOW
         self._while_running = tiers.rule is not CutRule.WHOLE and (self._loses_cells or not spec.pool_is_host_memory)
         self._sources: dict[int, _Source] = {}
-        self._rescued: deque[ExportJob] = deque()
+        self._rescued: dict[Key, ExportJob] = {}
 
     @property
     def has_work(self) -> bool:
@@ -106,14 +107,15 @@ class Exports:
     def retired(self, slot: Slot, sequence: Sequence, n_tokens: int) -> None:
         """Take note that a slot is kept for the first `n_tokens` of a sequence alone."""
         before = self._sources.pop(slot.id, None)
-        is_whole = self._tiers.rule is CutRule.WHOLE
-        if not self._tiers.is_on or not n_tokens or (is_whole and (n_tokens != slot.n_held or slot.is_settling)):
+        if not self._tiers.is_on or not n_tokens:
             return
         source = _Source(slot, sequence, sequence.tokens[:n_tokens], n_tokens, _note(sequence), is_running=False)
-        if is_whole:
-            source.states.extend([None, *(c for c in reversed(slot.checkpoints) if c.n_tokens < n_tokens)])
+        if self._tiers.rule is CutRule.WHOLE:
+            if n_tokens != slot.n_held or slot.is_settling:
+                return
+            self._restart(source)
         elif before is not None and before.sequence is sequence:
-            source.next_start, source.keys, source.ends_bare = before.next_start, before.keys, before.ends_bare
+            source.next_start, source.due_start = before.next_start, before.due_start
         self._sources[slot.id] = source
 
     def dropped(self, slot: Slot) -> None:
@@ -123,36 +125,47 @@ class Exports:
     def is_safe(self, slot: Slot) -> bool:
         """Say whether a tier has all of what a retained slot holds."""
         source = self._sources.get(slot.id)
-        return source is not None and source.is_done and self._could_return(source, ())
+        return source is not None and (source.is_done or not source.note.is_pinned) and self._could_return(source)
 
     def rescue(self, slot: Slot) -> bool:
-        """Have what a slot holds exported before the next edits, as far as the debt allows; True = all of it."""
-        source = self._sources.get(slot.id)
-        if source is None:
+        """Have what the tiers lack of a slot exported before the next edits, as far as the debt allows.
+
+        True = something is on its way; `is_safe` says later whether it came there.
+        """
+        source, n_before = self._sources.get(slot.id), len(self._rescued)
+        if source is None or (self._tiers.rule is not CutRule.WHOLE and self._could_return(source)):
             return False
-        jobs, wanted = self._jobs(source), set[Key]()
+        self._restart(source)
+        jobs = self._jobs(source)
         while source.note.is_pinned or self.budget.allows(debt=True, pledged_s=len(self._rescued) * self._expected_s):
             job = next(jobs, None)
             if job is None:
-                return self._could_return(source, wanted)
-            wanted.add(job.block.key)
-            self._rescued.append(job)
-        return False
+                break
+            self._rescued[job.block.key] = job
+        return len(self._rescued) > n_before
 
     def take_rescued(self) -> list[ExportJob]:
         """Hand over what is to be exported before the edits that were recorded since the last call."""
-        jobs, self._rescued = list(self._rescued), deque()
+        jobs, self._rescued = list(self._rescued.values()), {}
         return jobs
+
+    def cleared(self) -> None:
+        """Take note that the tiers hold nothing any more: what is at work is exported anew, from its beginning."""
+        self._rescued.clear()
+        for source in self._sources.values():
+            self._restart(source)
 
     def due(self, busy: frozenset[int]) -> Iterator[ExportJob]:
         """Yield jobs that cannot wait, whatever the budget: what a window is about to lose, and what is pinned.
 
         Slots in `busy` have edits before them.
         """
+        is_whole = self._tiers.rule is CutRule.WHOLE
         for source in list(self._sources.values()):
-            waits = self._tiers.rule is CutRule.WHOLE and source.slot.id in busy
-            if (self._loses_cells or source.note.is_pinned) and not waits:
+            if source.note.is_pinned and not source.is_done and not (is_whole and source.slot.id in busy):
                 yield from self._jobs(source)
+            elif self._loses_cells and not is_whole:
+                yield from self._leaving(source)
 
     def next(self, busy: frozenset[int], *, is_quiet: bool) -> ExportJob | None:
         """Return the next job; None = there is none now.
@@ -162,7 +175,7 @@ class Exports:
         if not is_quiet and self._tiers.rule is CutRule.WHOLE and self._expected_s > _PAUSE_S:
             return None
         for source in list(self._sources.values()):
-            if self._tiers.rule is CutRule.WHOLE and source.slot.id in busy:
+            if source.is_done or (self._tiers.rule is CutRule.WHOLE and source.slot.id in busy):
                 continue
             job = next(self._jobs(source), None)
             if job is not None:
@@ -176,10 +189,26 @@ class Exports:
         self._stats.export_s += elapsed_s
         self.budget.spend(elapsed_s)
 
-    def _could_return(self, source: _Source, coming: Container[Key]) -> bool:
-        """Say whether a slot could be put back, once the tiers have the blocks that are `coming`."""
-        has_all = all(key in coming or self._tiers.holds(key) for key in source.keys)
-        return bool(source.keys) and not source.ends_bare and has_all
+    def failed(self, job: ExportJob, elapsed_s: float) -> None:
+        """Take note that a job gave nothing: what follows is of no use without it. Rescuing tries again."""
+        self.budget.spend(elapsed_s)
+        source = self._sources.get(job.slot)
+        if source is not None and source.note is job.note and self._tiers.rule is not CutRule.WHOLE:
+            source.next_start, source.is_done = min(source.next_start, job.block.start), True
+
+    def _could_return(self, source: _Source) -> bool:
+        """Say whether the tiers could put back now all that a slot is kept for."""
+        if self._tiers.rule is CutRule.WHOLE:
+            return bool(source.whole) and self._tiers.holds(source.whole)
+        links = self._tiers.match(source.sequence.lookup, source.tokens, source.n_tokens)
+        return bool(links) and links[-1].end == source.n_tokens
+
+    def _restart(self, source: _Source) -> None:
+        """Look at all of a slot again: what the tiers have is passed over."""
+        source.next_start, source.due_start, source.is_done = 0, 0, False
+        if self._tiers.rule is CutRule.WHOLE:
+            before = [c for c in reversed(source.slot.checkpoints) if c.n_tokens < source.n_tokens]
+            source.states = deque([None, *before])
 
     @property
     def _expected_s(self) -> float:
@@ -191,24 +220,36 @@ class Exports:
         if self._tiers.rule is CutRule.WHOLE:
             yield from self._whole_jobs(source)
             return
-        size, chain = self._tiers.block_tokens, source.sequence.lookup.chain
-        while source.next_start < (n_tokens := self._n_exportable(source)):
+        while not source.is_done and source.next_start < (n_tokens := self._n_exportable(source)):
             start = source.next_start
-            end = min(start + size, n_tokens)
-            source.next_start = end
-            key = self._key(source, start, end)
-            if key is not None and self._is_kept_already(source, key):
-                source.keys.append(key)
-                continue
-            block = chain.block(source.tokens, start, end)
-            source.keys.append(block.key)
-            if self._is_kept_already(source, block.key):
-                continue
-            source.ends_bare = self._loses_cells and source.slot.first_held > start
-            if source.ends_bare:
-                block = replace(block, is_bare=True)
-            yield ExportJob(source.slot.id, source.slot.n_held, block, source.note)
-        source.is_done = not source.is_running
+            source.next_start = min(start + self._tiers.block_tokens, n_tokens)
+            job = self._block_job(source, start, source.next_start)
+            if job is not None:
+                yield job
+        source.is_done |= not source.is_running
+
+    def _leaving(self, source: _Source) -> Iterator[ExportJob]:
+        """Yield the blocks that a window has whole, and will not have for long: those before them can wait."""
+        size = self._tiers.block_tokens
+        source.due_start = max(source.due_start, -(-source.slot.first_held // size) * size)
+        while not source.is_done and source.due_start < (n_tokens := self._n_exportable(source)):
+            start = source.due_start
+            source.due_start = min(start + size, n_tokens)
+            job = self._block_job(source, start, source.due_start)
+            if job is not None:
+                yield job
+
+    def _block_job(self, source: _Source, start: int, end: int) -> ExportJob | None:
+        """Return the job of one block; None = a tier has it."""
+        key = self._key(source, start, end)
+        if key is not None and self._is_kept_already(source, key):
+            return None
+        block = source.sequence.lookup.chain.block(source.tokens, start, end)
+        if self._is_kept_already(source, block.key):
+            return None
+        if self._loses_cells and source.slot.first_held > start:
+            block = replace(block, is_bare=True)
+        return ExportJob(source.slot.id, source.slot.n_held, block, source.note)
 
     def _whole_jobs(self, source: _Source) -> Iterator[ExportJob]:
         slot, chain = source.slot, source.sequence.lookup.chain
@@ -217,13 +258,13 @@ class Exports:
             n_tokens = source.n_tokens if checkpoint is None else checkpoint.n_tokens
             block = chain.whole(source.tokens, n_tokens)
             if checkpoint is None:
-                source.keys.append(block.key)
+                source.whole = block.key
             if not self._is_kept_already(source, block.key):
                 yield ExportJob(slot.id, slot.n_held, block, source.note, checkpoint)
         source.is_done = True
 
     def _is_kept_already(self, source: _Source, key: Key) -> bool:
-        return not source.note.is_pinned and self._tiers.holds(key)
+        return not source.note.is_pinned and (key in self._rescued or self._tiers.holds(key))
 
     def _n_exportable(self, source: _Source) -> int:
         """Return the end of what can be exported now: of a running sequence only whole blocks."""

@@ -248,13 +248,18 @@ class Tiers:
 
     def clear(self) -> Cleared:
         """Forget all, in RAM and on disk; say how much that was. Sequences at work compute what they lack."""
+        in_ram = self.clear_ram()
+        n_files, file_bytes = (0, 0) if self._disk is None else self._disk.clear()
+        return replace(in_ram, n_disk_blocks=n_files, disk_bytes=file_bytes)
+
+    def clear_ram(self) -> Cleared:
+        """Forget what RAM holds, and what was read for those who wait; say how much that was. No file is touched."""
         if self._reader is not None:
             self._reader.stop_all()
         with self._lock:
             n_blocks, n_bytes = len(self._ram), self._ram.used_bytes
             self._ram.clear()
-        n_files, file_bytes = (0, 0) if self._disk is None else self._disk.clear()
-        return Cleared(0, n_blocks, n_bytes, n_files, file_bytes)
+        return Cleared(n_ram_blocks=n_blocks, ram_bytes=n_bytes)
 
     def close(self) -> None:
         """End the tiers' threads, once what is to be written is, within the time that the settings give. Idempotent."""

@@ -8,9 +8,11 @@ from dataclasses import replace
 
 import pytest
 
+from localllm.errors import Unavailable
 from localllm.runtime.config import TierConfig
 from localllm.runtime.engine import CopyPrefix, Edit, EngineSpec, Rewind, Truncate
 from localllm.runtime.events import Embedded
+from localllm.runtime.inbox import Close
 from localllm.runtime.kv.exports import ExportBudget
 from localllm.runtime.kv.tiers import CutRule, Tiers
 from localllm.runtime.stream import collect
@@ -128,6 +130,7 @@ def test_what_is_evicted_for_room_is_exported_first(kind: str) -> None:
     spec = replace(SPECS[kind], pool_tokens=260, n_slots=3)
     bench = _bench(spec)
     bench.scheduler.exports.next = lambda *_, **__: None  # type: ignore[method-assign]
+    bench.scheduler._room.trim = lambda **_: None  # type: ignore[method-assign]
     first, second = _prompt(3, 150), _prompt(4, 150)
     bench.answer(first, max_tokens=2)
     bench.answer(second, max_tokens=2)
@@ -174,12 +177,15 @@ def test_a_slot_whose_blocks_the_ram_tier_has_dropped_stays_on_the_device() -> N
         assert bench.answer(prompt, max_tokens=2).usage.cached_tokens == {"device": 499}
 
 
-def test_a_long_prefill_has_what_slows_it_exported_and_cleared_at_once() -> None:
+def test_a_long_prefill_has_what_slows_it_exported_and_then_cleared() -> None:
     bench = _bench()
     bench.scheduler.exports.next = lambda *_, **__: None  # type: ignore[method-assign]
     bench.answer(_prompt(6, 900), max_tokens=2)
     bench.cost.estimate_s = lambda n_rows, used_cells: n_rows * 0.001  # type: ignore[method-assign]
     bench.submit(_prompt(7, 600), max_tokens=2)
+    bench.step()
+    assert bench.engine.n_exported == 901
+    assert bench.scheduler.stats.retained_cells == 901  # until a tier has it
     bench.step()
     assert bench.scheduler.stats.retained_cells == 0
     bench.run()
@@ -336,6 +342,161 @@ def test_what_the_engine_does_not_hold_yet_is_never_exported() -> None:
     while room.evict_one():
         pass
     assert not [job for job in bench.scheduler.exports.take_rescued() if job.slot == copied.id]
+
+
+def _sleepy(bench: Bench) -> None:
+    """Have nothing exported but what cannot wait and what is rescued."""
+    bench.scheduler.exports.next = lambda *_, **__: None  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_what_a_tier_has_lost_again_is_exported_anew_before_it_is_evicted(kind: str) -> None:
+    bench = _bench(replace(SPECS[kind], pool_tokens=260, n_slots=3))
+    first, second = _prompt(3, 150), _prompt(4, 150)
+    bench.scheduler._room.trim = lambda **_: None  # type: ignore[method-assign]
+    bench.answer(first, max_tokens=2)
+    bench.step()
+    assert not bench.scheduler.exports.has_work
+    bench.tiers.clear_ram()
+    bench.answer(second, max_tokens=2)
+    assert bench.scheduler.stats.n_evictions >= 1
+    again = bench.answer(first, max_tokens=2)
+    assert again.choices[0].ids == truth(first, 2)
+    if kind not in ("window", "everything hard"):  # most of a window's cells are gone; a copy costs cells
+        assert again.usage.cached_tokens.get("ram", 0) > 100
+
+
+def test_a_slot_is_safe_again_once_what_a_tier_lost_was_exported_anew() -> None:
+    bench = _bench()
+    bench.answer(_prompt(6, 900), max_tokens=2)
+    bench.step()
+    (slot,) = bench.scheduler._room.slots.retained()
+    exports = bench.scheduler.exports
+    assert exports.is_safe(slot)
+    bench.tiers.clear_ram()
+    assert not exports.is_safe(slot)
+    assert exports.rescue(slot)
+    bench.loop._exporter.rescue()
+    while exports.has_work:
+        bench.step()
+    assert exports.is_safe(slot)
+    assert not exports.rescue(slot)
+
+
+def test_a_slot_is_safe_whose_last_block_is_but_the_beginning_of_another() -> None:
+    bench = _bench()
+    bench.answer(_prompt(6, 100), max_tokens=2)
+    bench.step()
+    (slot,) = bench.scheduler._room.slots.retained()
+    source, n_blocks = bench.scheduler.exports._sources[slot.id], len(bench.tiers._ram)
+    tokens = [*source.tokens, *_prompt(7, 20)]
+    block = bench.tiers.blank(source.sequence.run.root).chain.block(tokens, 96, 112)
+    bench.tiers.put(block, b"as long", source.note)
+    assert len(bench.tiers._ram) == n_blocks  # it is there instead of the slot's last one
+    assert bench.scheduler.exports.is_safe(slot)
+
+
+def test_a_failed_export_is_no_kept_one_and_is_tried_again() -> None:
+    class Fails(FakeEngine):
+        n_left = 1
+
+        def export(self, slot: int, start: int, end: int) -> bytes:
+            if start == 32 and self.n_left:
+                self.n_left -= 1
+                raise RuntimeError("native code failed")
+            return super().export(slot, start, end)
+
+    bench = _bench(engine=Fails())
+    bench.answer(_prompt(12, 100), max_tokens=2)
+    bench.step()
+    exports = bench.scheduler.exports
+    (slot,) = bench.scheduler._room.slots.retained()
+    assert not exports.has_work  # it does not spin
+    assert not exports.is_safe(slot)
+    assert bench.engine.n_exported == 32  # nothing that would be of no use alone
+    assert exports.rescue(slot)
+    bench.loop._exporter.rescue()
+    assert exports.is_safe(slot)
+
+
+def test_a_window_is_safe_only_with_all_of_its_last_blocks() -> None:
+    """One good block after bare ones is not enough where the window is longer than a block."""
+    bench = _bench(SPECS["window"])
+    _sleepy(bench)
+    bench.answer(_prompt(14, 200), max_tokens=24, ignore_eos=True)
+    (slot,) = bench.scheduler._room.slots.retained()
+    exports = bench.scheduler.exports
+    assert slot.first_held > 0
+    bench.tiers.clear_ram()
+    exports.cleared()
+    slot.first_held = slot.n_held - 5  # as where blocks that were put back left gaps
+    assert exports.rescue(slot)
+    bench.loop._exporter.rescue()
+    assert not exports.is_safe(slot)
+
+
+def test_beside_a_stream_a_window_that_the_tiers_lost_is_not_exported_from_its_beginning_at_once() -> None:
+    engine = Slow(SPECS["window"])
+    bench = _bench(engine=engine)
+    prompt = _prompt(15, 900)
+    told = bench.answer(prompt, max_tokens=2)
+    bench.step()
+    bench.tiers.clear_ram()
+    _streaming(bench)
+    bench.scheduler.exports.budget.allows = lambda **_: False  # type: ignore[method-assign]
+    turn = [*prompt, *told.choices[0].ids, 40, 41]
+    n_before, stream = engine.n_exports, bench.submit(turn, max_tokens=2)
+    while not stream._ended:
+        bench.step()
+    assert collect(stream).usage.cached_tokens["device"] >= 900
+    assert 0 < engine.n_exports - n_before <= 4
+    assert not any(entry.block.is_bare for entry in bench.tiers._ram)
+
+
+def test_nothing_is_exported_through_a_spare_slot_that_the_engine_still_holds_a_text_on() -> None:
+    spec = replace(SPEC, max_embed_rows=4)
+    bench = _bench(spec)
+    _sleepy(bench)
+    bench.answer(_prompt(6, 100), max_tokens=2)
+    text = bench.embed([_prompt(30, 200)])
+    bench.step()
+    assert not bench.scheduler.may_export
+    text.cancel()
+    for message in bench.loop.inbox.receive(0):
+        bench.loop._apply(message)
+    assert not bench.scheduler._room.has_text
+    assert not bench.scheduler.may_export
+    bench.step()
+    assert bench.scheduler.may_export
+
+
+def test_a_closed_model_keeps_what_those_at_work_had_computed(tmp_path: object) -> None:
+    config = replace(RAM, disk_dir=f"{tmp_path}/kv", disk_bytes=1 << 24, keeps_all=True)
+    for kind in ("any", "window", "recurrent"):
+        bench = Bench(FakeEngine(SPECS[kind]), tiers=Tiers(config, spec=SPECS[kind], can_write_disk=True))
+        prompt = _prompt(13, 100)
+        stream = bench.submit(prompt, max_tokens=100, ignore_eos=True)
+        while not bench.scheduler.decoding:
+            bench.step()
+        bench.loop.inbox.put(Close())
+        bench.loop._run()
+        with pytest.raises(Unavailable):
+            collect(stream)
+        after = Bench(FakeEngine(SPECS[kind]), tiers=Tiers(config, spec=SPECS[kind], can_write_disk=True))
+        turn = [*prompt, truth(prompt, 1)[0], 40]
+        assert after.answer(turn, max_tokens=2).usage.cached_tokens.get("disk", 0) >= 100, kind
+        after.tiers.close()
+
+
+def test_a_model_that_falls_asleep_has_told_the_engine_all() -> None:
+    engine = FakeEngine()
+    with fake_service(engine) as service:
+        options = GenerationOptions(max_tokens=3, cache="off")
+        collect(service.submit(CompletionRequest(tuple(_prompt(2, 300)), options)))
+        deadline_s = time.monotonic() + 5
+        while any(slot.tokens for slot in engine.slots):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.005)
 
 
 def test_the_rule_of_every_spec_is_tested() -> None:
