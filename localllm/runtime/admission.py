@@ -46,7 +46,7 @@ class Admission:
             return []
         if self._lone is not None and self._lone.is_finished:
             self._lone = None
-        self._is_shut, is_short, admitted = False, False, list[Sequence]()
+        self._is_shut, is_short, has_text, admitted = False, False, False, list[Sequence]()
         clients = {s.run.client for s in running}
         for waiter in self.waiting:
             if self._lone not in (None, waiter.run):
@@ -54,12 +54,16 @@ class Admission:
             if waiter.run.is_lone and self._lone is None and (running or self._embeds.sitter):
                 break  # it waits for those at work, and is not overtaken meanwhile
             if isinstance(waiter, Embedding):
-                if not any(s.phase is Phase.RESTORING for s in running):
+                if any(s.phase is Phase.RESTORING for s in running):
+                    has_text = True
+                else:
                     is_short |= not self._seat_text(waiter)
                 continue
             is_newcomer = waiter.run.client not in clients
             if len(running) >= (n_most if is_newcomer else self._n_seats) or (is_short and not is_newcomer):
                 continue
+            if has_text and self._room.prefixes.best_start(waiter)[2]:
+                continue  # a text before it waits until nothing is put back: else it might for ever
             leader = self._room.prefixes.leader_of(waiter, self._min_wait_tokens)
             if leader is not None:
                 waiter.phase = Phase.WAITING_PREFIX

@@ -6,7 +6,6 @@ plan carries them, in order, before its rows. Mutated by the engine's thread alo
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
 
@@ -95,7 +94,7 @@ class Room:
                 slot = self._take_over(source, cut)
         if slot is None:
             return False
-        sequence.slot, sequence.seated_s = slot, time.monotonic()
+        sequence.slot = slot
         sequence.n_device = slot.n_held
         sequence.links = sequence.restoring = links if links and links[0].block.start == slot.n_held else ()
         self._tenants[slot.id] = sequence
@@ -133,7 +132,11 @@ class Room:
         return self._promised_cells() + n_tokens <= self.spec.pool_tokens
 
     def seat_text(self, n_tokens: int) -> None:
-        """Promise the cells of a text that is to be embedded on the spare slot."""
+        """Promise the cells of a text that is to be embedded on the spare slot, and evict for them.
+
+        Before the text is there: what goes later cannot be exported first.
+        """
+        self.free_up(n_tokens)
         self._text_tokens = n_tokens
 
     def vacate_text(self, *, is_cleared: bool) -> None:

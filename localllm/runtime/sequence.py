@@ -185,7 +185,7 @@ class Sequence:
     checkpoint be taken (engines whose state cannot be cut). `slot` is set while it runs. `lookup`: what
     the tiers may know of it; `restoring`: what is put back of that, after the `n_device` tokens that its
     slot began with; `links`: those of them that are still to come. `n_lost`: tokens that were computed when
-    it was preempted. `seated_s`, `restored_s`: when it got its slot, and its last block (monotonic seconds).
+    it was preempted.
     """
 
     run: RequestRun
@@ -206,8 +206,6 @@ class Sequence:
     restoring: tuple[Link, ...] = ()
     n_device: int = 0
     n_lost: int = 0
-    seated_s: float = 0.0
-    restored_s: float = 0.0
 
     @property
     def n_tokens(self) -> int:

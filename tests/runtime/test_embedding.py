@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from localllm.errors import EngineError
-from localllm.runtime.config import RuntimeConfig
+from localllm.runtime.config import RuntimeConfig, TierConfig
 from localllm.runtime.embedding import unit_bytes
 from localllm.runtime.events import Admitted, Done, Embedded, Error, Event, Queued, Token, Usage
+from localllm.runtime.kv.tiers import Tiers
+from localllm.runtime.sequence import Phase
 from localllm.runtime.stream import TokenStream, collect
 from tests.fake_engine import SPEC, FakeEngine, fake_embedding
 from tests.runtime.harness import SPECS, Bench, truth
@@ -241,3 +243,51 @@ def test_a_watch_sees_the_chunks_with_what_they_should_take() -> None:
     assert bench.watch.steps.count((stream.request_id,)) == 4
     assert bench.watch.expected_s[0] is None
     assert bench.watch.expected_s[-1] is not None
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_a_text_gets_its_turn_however_many_come_whose_prefixes_are_put_back(kind: str) -> None:
+    """Four clients with prompts that RAM knows, a new one as soon as one is answered: somebody always restores."""
+    spec = replace(SPECS[kind], max_sequence_tokens=600)
+    tiers = Tiers(TierConfig(ram_bytes=1 << 24, block_tokens=16), spec=spec)
+    prompts = [[33 + n % 90, 33 + n // 90] * 100 for n in range(120)]
+    for prompt in prompts:
+        Bench(FakeEngine(spec), tiers=tiers).answer(prompt, max_tokens=1)
+    bench = Bench(FakeEngine(spec), tiers=tiers)
+    bench.cost.restore_s = lambda n_tokens: 0.05 * n_tokens  # type: ignore[method-assign]
+    bench.submit([32] * 10, client="stream", ignore_eos=True, max_tokens=500)
+    coming, agents = iter(prompts), dict[int, TokenStream]()
+    text, n_restoring, n_steps = None, 0, 0
+    while text is None or not text._ended:
+        for agent in range(4):
+            if agent not in agents or agents[agent]._ended:
+                agents[agent] = bench.submit([*next(coming), 126], client=str(agent), max_tokens=1 + agent)
+        bench.step()
+        n_steps += 1
+        n_restoring += any(s.phase is Phase.RESTORING for s in bench.scheduler._running)
+        if n_steps == 5:
+            text = bench.embed([[66] * 40], client="texts")
+        assert n_steps < 80
+    assert n_restoring > 1
+    _check(_told(text), [[66] * 40])
+    bench.run()
+    assert bench.scheduler.stats.n_restored_blocks > 0
+
+
+@pytest.mark.parametrize("kind", ["any", "recurrent"])
+def test_what_must_go_for_a_text_is_kept_in_a_tier_first(kind: str) -> None:
+    spec = replace(SPECS[kind], pool_tokens=300)
+    tiers = Tiers(TierConfig(ram_bytes=1 << 24, block_tokens=16), spec=spec)
+    bench, prompt = Bench(FakeEngine(spec), tiers=tiers), [65] * 100
+    bench.scheduler.exports.budget.allows = lambda *, debt, pledged_s=0.0: debt  # type: ignore[method-assign]
+    stream = bench.submit(prompt, max_tokens=20, ignore_eos=True)
+    bench.step()
+    text = bench.embed([[66] * 260])
+    bench.run()
+    _check(_told(text), [[66] * 260])
+    answer = collect(stream).choices[0].ids
+    assert bench.scheduler.stats.n_retained_slots == 0  # the control: it had to go
+    turn = [*prompt, *answer, 33]
+    again = bench.answer(turn, max_tokens=2)
+    assert again.choices[0].ids == truth(turn, 2)
+    assert again.usage.cached_tokens["ram"] == 119

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ class Reading:
         self._lost = set[Key]()
         self._awaited: Block | None = None
         self._is_stopped = False
+        self.asked_s = 0.0  # when the engine first asked for what it still waits for (monotonic seconds)
         self.is_at_work = False  # the engine has begun to take
         self.held_bytes = 0
 
@@ -40,7 +42,8 @@ class Reading:
                 raise KeyError(block.key)
             if blob is None:
                 self._wanted.add(block.key)
-                self._awaited = block
+                if self._awaited is None or self._awaited.key != block.key:
+                    self._awaited, self.asked_s = block, time.monotonic()
             else:
                 self.held_bytes -= len(blob)
                 self._awaited = None
@@ -108,7 +111,8 @@ class Reading:
 
 
 class Reader:
-    """One thread that reads for all sequences, for those at work first, else for who came first.
+    """One thread that reads for all sequences: what was asked for in vain, in that order, else for those at work
+    first, else for who came first.
 
     `read`: returns a block's bytes, None = it cannot be had. `is_held`: says that a block need not be read any
     more. `wake`: called when a block has come (or cannot) that the engine asked for in vain. `ahead_bytes`: read
@@ -129,6 +133,7 @@ class Reader:
         self._changed = threading.Condition()
         self._readings: list[weakref.ref[Reading]] = []
         self._chores = deque[Callable[[], None]]()
+        self._read_s = 0.0  # when a read last came to its end (monotonic seconds)
         self._is_closed = False
         self._thread: threading.Thread | None = None
 
@@ -151,6 +156,11 @@ class Reader:
         if is_closed:
             reading.stop()
         return reading
+
+    def waited_s(self, reading: Reading) -> float:
+        """Return for how long the engine has waited for a block while nothing was read for anybody."""
+        with self._changed:
+            return 0.0 if reading.awaited is None else time.monotonic() - max(reading.asked_s, self._read_s)
 
     def later(self, chore: Callable[[], None]) -> None:
         """Have something done that touches the disk; before anything is read."""
@@ -217,7 +227,7 @@ class Reader:
             blob = None if is_held else self._read(block)
         finally:
             with self._changed:
-                readings = self._alive()
+                readings, self._read_s = self._alive(), time.monotonic()
                 waits = [r.had(block.key) if is_held else r.arrived(block.key, blob) for r in readings]
             if any(waits):
                 self._wake()
@@ -225,9 +235,9 @@ class Reader:
     def _next(self) -> Block | None:
         """Return the block to read now."""
         readings = self._alive()
-        for reading in readings:
-            if reading.awaited is not None:
-                return reading.awaited
+        awaiting = [reading for reading in readings if reading.awaited is not None]
+        if awaiting:
+            return min(awaiting, key=lambda reading: reading.asked_s).awaited
         is_full = sum(reading.held_bytes for reading in readings) >= self._ahead_bytes
         at_work = [reading for reading in readings if reading.is_at_work]
         others = [] if is_full else [reading for reading in readings if not reading.is_at_work]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence as Seq
 
 from localllm.runtime.cost import StepCost
@@ -14,7 +13,7 @@ _STREAM_SHARE = 0.07  # of the step that running streams take anyway; reading be
 _ALONE_S = 0.25  # a step while nobody decodes, so that cancel stays quick
 _FIRST_BLOCKS = 4  # a step beside streams, while nothing is known of this machine
 _FIRST_BLOCKS_ALONE = 16  # the same, while nobody decodes
-_PATIENCE_S = 2.0  # that a block from disk is waited for: a disk that hangs must not hang requests
+_PATIENCE_S = 2.0  # that a block is waited for while the disk gives nothing: one that hangs must not hang requests
 
 
 class Restores:
@@ -78,11 +77,11 @@ class Restores:
             sequence.links = ()
             return None
         if blob is None:
-            if time.monotonic() - max(sequence.seated_s, sequence.restored_s) > _PATIENCE_S:
+            if self._tiers.waited_s(sequence.lookup) > _PATIENCE_S:
                 sequence.links = ()
             return None
         if not self._room.restore(sequence, link, blob):
             sequence.links = ()
             return None
-        sequence.links, sequence.restored_s = sequence.links[1:], time.monotonic()
+        sequence.links = sequence.links[1:]
         return link.block.n_tokens

@@ -157,6 +157,10 @@ class Tiers:
                 self._keep(Entry(link.block, blob, Note(link.block.end)))
         return blob
 
+    def waited_s(self, lookup: Lookup) -> float:
+        """Return for how long `take` has had nothing for a sequence while the disk gave nobody anything."""
+        return 0.0 if self._reader is None or lookup.reading is None else self._reader.waited_s(lookup.reading)
+
     def holds(self, key: Key) -> bool:
         """Say whether a block is in a tier, as far as is known without asking the disk."""
         return key in self._ram or self._lies_on_disk(key)
@@ -167,7 +171,10 @@ class Tiers:
             held, was_evicted = self._ram.get(block.key), self._ram.was_evicted(block.key)
             if held is not None and block.is_bare and not held.block.is_bare:  # what is held is of more use
                 block, blob = held.block, held.blob
-            entry = Entry(block, blob, note if held is None else held.note.and_also(note))
+            kept = note if held is None else held.note.and_also(note)
+            if note.is_private and note.is_pinned:  # no file is pinned for it
+                kept = replace(kept, is_private=True)
+            entry = Entry(block, blob, kept)
             self._keep(entry)
         if not note.is_private:  # also of a block that others have as well: a private request writes nothing
             self._write(entry, is_second_use=was_evicted)

@@ -137,6 +137,45 @@ def test_who_is_at_work_is_served_before_those_who_wait_in_the_queue(reader: Rea
     assert first.held_bytes > 0
 
 
+def test_what_was_asked_for_in_vain_is_read_in_that_order(reader: Reader, shelf: Shelf) -> None:
+    """Else two of three would be served in turn, and the third not before one of them has all."""
+    shelf.gate.clear()
+    works = [reader.begin(_blocks(name, 3)) for name in "abc"]
+    _until(lambda: len(shelf.read_keys) == 1)
+    for at in (2, 0, 1):
+        assert works[at].take(_blocks("abc"[at], 3)[1]) is None
+        time.sleep(0.002)
+        assert works[2].take(_blocks("c", 3)[1]) is None  # to ask again does not put it back
+    shelf.gate.set()
+    _until(lambda: len(shelf.read_keys) == 9)
+    assert shelf.read_keys[:4] == [b"a0", b"c1", b"a1", b"b1"]
+
+
+def test_a_wait_is_counted_from_the_asking_and_anew_with_whatever_is_read(shelf: Shelf) -> None:
+    turns = threading.Semaphore(0)
+
+    def read(block: Block) -> bytes | None:
+        assert turns.acquire(timeout=10)
+        return shelf.read(block)
+
+    reader = Reader(read, lambda key: False, shelf.wake, 1 << 20)
+    first, second = reader.begin(_blocks("a", 2)), reader.begin(_blocks("b", 2))
+    time.sleep(0.05)
+    assert reader.waited_s(first) == reader.waited_s(second) == 0
+    assert second.take(_blocks("b", 2)[0]) is None
+    assert reader.waited_s(second) < 0.05
+    time.sleep(0.05)
+    assert reader.waited_s(second) >= 0.05
+    turns.release()  # another's
+    _until(lambda: first.held_bytes > 0)
+    assert reader.waited_s(second) < 0.05
+    turns.release()
+    _until(lambda: second.held_bytes > 0)
+    assert reader.waited_s(second) == 0
+    turns.release(9)
+    reader.close()
+
+
 def test_a_block_that_several_wait_for_is_read_once(reader: Reader, shelf: Shelf) -> None:
     blocks = _blocks("a", 3)
     shelf.gate.clear()

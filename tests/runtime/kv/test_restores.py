@@ -254,6 +254,54 @@ def test_a_disk_that_hangs_is_not_waited_for(kind: str, tmp_path: Path, monkeypa
     tiers.close()
 
 
+def _slow_disk(tiers: Tiers, each_s: float) -> None:
+    """Have every read take its time."""
+    assert tiers._reader is not None
+    read = tiers._reader._read
+
+    def slow(block: Block) -> bytes | None:
+        time.sleep(each_s)
+        return read(block)
+
+    tiers._reader._read = slow
+
+
+def test_of_three_that_wait_for_the_disk_none_is_starved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("localllm.runtime.kv.restores._PATIENCE_S", 0.3)
+    prompts = [_prompt(30 + i, 480) for i in range(3)]
+    for prompt in prompts:
+        config = _on_disk(prompt, tmp_path)
+    tiers = Tiers(config, spec=SPEC, can_write_disk=True)
+    _slow_disk(tiers, 0.01)
+    bench = Bench(FakeEngine(), tiers=tiers)
+    streams = [bench.submit(prompt, max_tokens=2, client=str(i)) for i, prompt in enumerate(prompts)]
+    bench.run()
+    assert [collect(stream).usage.cached_tokens for stream in streams] == [{"device": 0, "disk": 479}] * 3
+    tiers.close()
+
+
+def test_one_that_was_held_back_does_not_give_up_at_its_first_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("localllm.runtime.kv.restores._PATIENCE_S", 0.2)
+    prompt = _prompt(33, 200)
+    tiers = Tiers(_on_disk(prompt, tmp_path), spec=SPEC, can_write_disk=True)
+    _slow_disk(tiers, 0.02)
+    bench = Bench(FakeEngine(), tiers=tiers)
+    stream = bench.submit(prompt, max_tokens=2)
+    with monkeypatch.context() as held_back:
+        held_back.setattr(bench.scheduler._restores, "_n_tokens", lambda decoding: 0)
+        end_s = time.monotonic() + 0.25
+        while time.monotonic() < end_s:
+            bench.step()
+            time.sleep(0.01)
+    (sequence,) = bench.scheduler._running
+    tiers.forget(sequence.lookup)  # what lay ready for it
+    bench.run()
+    assert collect(stream).usage.cached_tokens == {"device": 0, "disk": 199}
+    tiers.close()
+
+
 def test_while_the_disk_is_read_nobody_spins_and_others_go_on(tmp_path: Path) -> None:
     prompt = _prompt(13, 200)
     tiers = Tiers(_on_disk(prompt, tmp_path), spec=SPEC, can_write_disk=True)
