@@ -20,7 +20,7 @@ from localllm.runtime.config import RuntimeConfig, TierConfig
 from localllm.runtime.cost import StepCost
 from localllm.runtime.engine import Batch, EngineSpec, PrefixRule
 from localllm.runtime.kv import disk_room
-from localllm.runtime.kv.explain import MESSAGES, Explanation
+from localllm.runtime.kv.explain import MESSAGES, Cleared, Explanation
 from localllm.runtime.kv.ram import Note
 from localllm.runtime.service import Service
 from localllm.runtime.stream import collect
@@ -455,6 +455,75 @@ def test_clearing_leaves_nothing(make: Making, tmp_path: Path) -> None:
         told = explain(service, text)
         assert (told.reason, told.n_held_tokens) == ("never_seen", 0)
     assert run(service, HARBOUR * 4) == {}
+
+
+@pytest.mark.usefixtures("restores")
+@pytest.mark.parametrize("kind", ["any", "window", "recurrent"])
+def test_what_ends_or_is_put_back_while_files_are_cleared_leaves_nothing_either(
+    kind: str, make: Making, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, begun, goes_on = make(SPECS[kind], disk="kv"), threading.Event(), threading.Event()
+    run(service, HARBOUR * 4)
+    off_device(service)
+    disk = service._tiers.disk
+    assert disk is not None
+    clear = disk.clear
+
+    def slow() -> tuple[int, int]:
+        begun.set()
+        assert goes_on.wait(WAIT_S)
+        return clear()
+
+    monkeypatch.setattr(disk, "clear", slow, raising=False)
+    cleared = list[Cleared]()
+    clearing = threading.Thread(target=lambda: cleared.append(service.clear_cache()))
+    clearing.start()
+    assert begun.wait(WAIT_S)
+    assert service.cache_stats().n_ram_blocks == 0
+    run(service, HARBOUR * 4)  # from the files that are about to go, into RAM and a slot
+    assert service.cache_stats().n_ram_blocks > 0
+    goes_on.set()
+    clearing.join(WAIT_S)
+    assert cleared
+    left = service.cache_stats()
+    assert (left.used_cells, left.ram_bytes, left.n_ram_blocks) == (0, 0, 0)
+    assert explain(service, HARBOUR * 4).n_held_tokens == 0
+    assert not any((tmp_path / "kv").rglob("*.kv"))
+
+
+def test_what_was_to_be_exported_of_a_cleared_slot_is_not(make: Making) -> None:
+    service = make()
+    run(service, HARBOUR)
+
+    def evict_then_clear() -> None:
+        scheduler = service._scheduler
+        scheduler.tiers.clear_ram()
+        assert scheduler._room.evict_one()
+        assert scheduler.exports.has_work
+        service._caches._clear_held()
+        assert not scheduler.exports.has_work
+
+    service._on_engine(evict_then_clear)
+    assert service.cache_stats().n_ram_blocks == 0
+
+
+@pytest.mark.parametrize("kind", ["window", "own memory"])
+def test_who_runs_while_all_is_cleared_is_kept_from_its_beginning(kind: str, make: Making) -> None:
+    service = make(SPECS[kind], on_forward=lambda batch: time.sleep(0.001))
+    stream = service.submit(asking(HARBOUR, max_tokens=60))
+    while service.stats().n_generated_tokens < 5:
+        time.sleep(0.001)
+    service.clear_cache()
+    answer = collect(stream)
+    settle(service)
+    turn = HARBOUR + answer.text + " And then?"
+    off_device(service)
+    told = explain(service, turn)
+    n_blocks = service.cache_stats().n_ram_blocks
+    entries = list(service._tiers._ram)
+    held = {entry.block.key for entry in entries}
+    assert n_blocks > 0
+    assert all(not entry.block.start or entry.block.parent in held for entry in entries), told
 
 
 def test_clearing_forgets_what_was_generated(make: Making) -> None:
