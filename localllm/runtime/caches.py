@@ -111,8 +111,9 @@ class Caches:
         """Return how many of a prompt's leading tokens each tier holds; wait for what is still to be written."""
         sequence = self._run(request, self._facts).sequences[0]
         end_s = time.monotonic() + wait_s
-        while self._is_keeping() and time.monotonic() < end_s:
-            time.sleep(_POLL_S)
+        self._wait_kept(end_s)
+        self._tiers.write_pins(end_s)  # what the disk did not take before, it may take now
+        self._wait_kept(end_s)
         n_slots = self._on_engine(lambda: self._scheduler.prospect(sequence)).n_held
         return {"device": n_slots, **survey.kept_tokens(self._tiers, sequence.run.root, sequence.tokens)}
 
@@ -241,6 +242,10 @@ class Caches:
             if known.n_held <= n_common < len(then.tokens) and self._known(then).n_held >= n_after_date + _MORE_TOKENS:
                 return True
         return False
+
+    def _wait_kept(self, end_s: float) -> None:
+        while self._is_keeping() and time.monotonic() < end_s:
+            time.sleep(_POLL_S)
 
     def _is_keeping(self) -> bool:
         """Say whether something of ended requests is still on its way into a tier."""

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import logging
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from localllm.models.disk import files
 from localllm.runtime.config import TierConfig
-from localllm.runtime.kv.blocks import Block, Key
+from localllm.runtime.kv.blocks import Key
+from localllm.runtime.kv.disk_about import leave_about
 from localllm.runtime.kv.disk_format import PINNED_SUFFIX, SUFFIX, file_parts, write_file
 from localllm.runtime.kv.disk_index import DiskIndex, Found
+from localllm.runtime.kv.disk_queue import Write, WriteQueue
 from localllm.runtime.kv.disk_room import DayBudget, FolderRoom
 from localllm.runtime.kv.disk_secret import leave_secret, make_folder
 
@@ -31,7 +30,6 @@ logger = logging.getLogger("localllm.runtime.kv")
 LONG_PREFIX_TOKENS = 1024
 """Shorter prefixes are written on their second use only: they are computed again in a moment."""
 
-QUEUE_BYTES = 256 << 20
 SPARE_BYTES = 64 << 20
 """What a disk keeps free for others: with less nothing is written."""
 
@@ -44,17 +42,6 @@ _FAILURES = 3  # of writing, one after another, that make it rest
 _AT_ONCE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 _REST_S, _MOST_REST_S = 30.0, 600.0
 _LAST_WRITE_S = 2.0  # that closing waits for the write at work: a disk may hang
-
-
-@dataclass(frozen=True, slots=True)
-class Write:
-    """A block that is to be written. `prefix_tokens`: of the sequence that it was computed for."""
-
-    block: Block
-    blob: bytes
-    prefix_tokens: int
-    is_pinned: bool
-    is_second_use: bool = True
 
 
 class Writer:
@@ -71,13 +58,11 @@ class Writer:
         self.room = FolderRoom(root, config.disk_bytes, config.disk_age_s)
         self.failure = ""
         self.n_written = self.written_bytes = self.n_dropped = self.n_failed = self.n_changes = 0
-        self.waiting_bytes = 0
         self._root, self._folder, self._index = root, folder, index
         self._about, self._secret = about, secret
         self._sweep_bytes = self.room.limit_bytes // _SWEEP_SHARE
         self._changed = threading.Condition()
-        self._writes: deque[Write] = deque()
-        self._pending: dict[Key, Write] = {}
+        self._queue = WriteQueue()
         self._touched: dict[Key, float] = {}
         self._is_closed = False
         self._give_up_s: float | None = None  # time.monotonic() at which what is left is dropped
@@ -105,22 +90,32 @@ class Writer:
 
     def pending(self, key: Key) -> Write | None:
         """Return a block that waits to be written, or is written now."""
-        return self._pending.get(key)
+        return self._queue.get(key)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What waits to be written, or is written now."""
+        return self._queue.waiting_bytes
 
     def put(self, write: Write, *, wait_s: float) -> bool:
         """Have a block written, waiting at most `wait_s` for room in the queue; False = it will not be."""
         with self._changed:
             if wait_s > 0:
-                self._changed.wait_for(lambda: self._has_room(write) or not self._takes, wait_s)
-            if not self._takes or not self._has_room(write):
+                self._changed.wait_for(lambda: self._queue.has_room(write) or not self._takes, wait_s)
+            if not self._takes or not self._queue.has_room(write):
                 self.n_dropped += 1
                 return False
-            self._pending[write.block.key] = write
-            self._writes.append(write)
-            self.waiting_bytes += len(write.blob)
+            self._queue.add(write)
             self.n_changes += 1
             self._changed.notify_all()
             return True
+
+    def unshare(self, keys: Iterable[Key]) -> None:
+        """Take note that RAM lets go of blocks that may wait here."""
+        with self._changed:
+            n_dropped = self._queue.unshare(keys)
+            self.n_dropped += n_dropped
+            self.n_changes += n_dropped
 
     def touch(self, keys: Iterable[Key]) -> None:
         """Make blocks the most recently used, soon."""
@@ -140,15 +135,12 @@ class Writer:
     def drop(self, key: Key) -> None:
         """Write a block no more, if it waits. Idempotent."""
         with self._changed:
-            self.n_changes += self._pending.pop(key, None) is not None
+            self.n_changes += self._queue.drop(key)
 
     def drop_all(self) -> None:
         """Drop all that waits to be written; what is written now is deleted again."""
         with self._changed:
-            self.n_dropped += len(self._writes)
-            self.waiting_bytes -= sum(len(write.blob) for write in self._writes)
-            self._writes.clear()
-            self._pending.clear()
+            self.n_dropped += self._queue.clear()
             self.n_changes += 1
             self._unswept_bytes = self._sweep_bytes + 1  # what lies there is to be counted again
 
@@ -165,19 +157,16 @@ class Writer:
     def _takes(self) -> bool:
         return not self._is_closed and not self.is_resting
 
-    def _has_room(self, write: Write) -> bool:
-        return self.waiting_bytes + len(write.blob) <= QUEUE_BYTES
-
     # --- the thread
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not self._is_closed and not self._writes and not self._is_chore_due():
+                while not self._is_closed and not self._queue and not self._is_chore_due():
                     self._changed.wait(_TOUCH_S if self._touched else _SWEEP_S)
-                if self._is_closed and (not self._writes or self._is_late()):
+                if self._is_closed and (not self._queue or self._is_late()):
                     break
-                write = self._writes.popleft() if self._writes else None
+                write = self._queue.take()
             try:
                 self._chores()
             except Exception as error:  # whatever it is, what comes after must still be written
@@ -211,19 +200,17 @@ class Writer:
         """Write a block that waited, unless nobody wants it any more."""
         key = write.block.key
         try:
-            if self._pending.get(key) is write:  # else cleared, set aside, or to be pinned
-                written = self._write(write)
+            if self.pending(key) is write and write.blob is not None:  # else cleared, set aside, or to be pinned
+                written = self._write(write, write.blob)
                 self._n_in_a_row, self._rest_s, self.failure = 0, _REST_S, ""
-                if written is not None and self._pending.get(key) is not write:
+                if written is not None and self.pending(key) is not write:
                     self._take_back(written)
         except Exception as error:  # counted before the block stops to wait
             self._failed(error)
         finally:
             with self._changed:
                 self.n_changes += 1
-                self.waiting_bytes -= len(write.blob)
-                if self._pending.get(key) is write:
-                    del self._pending[key]
+                self._queue.done(write)
                 self._changed.notify_all()
 
     def _take_back(self, written: Found) -> None:
@@ -252,15 +239,16 @@ class Writer:
         self._rest_s = min(2 * self._rest_s, _MOST_REST_S)
         self.drop_all()
 
-    def _write(self, write: Write) -> Found | None:
+    def _write(self, write: Write, blob: bytes) -> Found | None:
         """Put a block on disk, whole or not at all; None = it may not lie there. Raises OSError."""
-        parts = file_parts(write.block, write.blob, write.prefix_tokens)
+        parts = file_parts(write.block, blob, write.prefix_tokens)
         n_bytes = sum(map(len, parts))
         if not self._is_prepared or not files.is_folder(self._folder):  # somebody may have deleted it
             self._prepare_folder()
         if time.monotonic() - self._swept_s > _SWEEP_S or self._unswept_bytes > self._sweep_bytes:
             self._sweep()
-        if not self.allows(write) or not self._make_room(n_bytes):  # what the day has seen is known since only, maybe
+        is_of_use = self.allows(write) and self._follows(write)  # what the day has seen is known since only, maybe
+        if not is_of_use or not self._make_room(n_bytes) or not self._follows(write):
             self.n_dropped += 1
             return None
         path = self._index.place(write.block, is_pinned=write.is_pinned)
@@ -284,6 +272,10 @@ class Writer:
             self._touched.setdefault(write.block.parent, used_s)
         return written
 
+    def _follows(self, write: Write) -> bool:
+        """Say whether a block's parent lies here: without it, for which there was no room, it is of no use."""
+        return not write.block.start or self._index.get(write.block.parent) is not None
+
     def _put(self, path: Path, parts: tuple[bytes, ...], used_s: float) -> None:
         files.make_own_folder(path.parent)
         write_file(path, parts, used_s)
@@ -306,9 +298,7 @@ class Writer:
         make_folder(self._root)
         leave_secret(self._root, self._secret)
         files.make_own_folder(self._folder)
-        about = self._folder / "about.json"
-        if not about.exists():
-            files.write_atomic(about, json.dumps(dict(self._about)).encode(), mode=0o600)
+        leave_about(self._folder, self._about)
         self._sweep()
         self._is_prepared = True
 

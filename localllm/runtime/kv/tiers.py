@@ -76,7 +76,7 @@ class Tiers:
         self._disk = disk
         self.maker = KeyMaker(spec.fingerprint, os.urandom(32) if disk is None else disk.secret, config.block_tokens)
         limit_bytes = available_bytes() // _SHARE_OF_AVAILABLE if config.ram_bytes is None else config.ram_bytes
-        self._ram = RamTier(limit_bytes, self._lies_on_disk)
+        self._ram = RamTier(limit_bytes, self._lies_apart)
         self._matcher = Matcher(spec, self.maker, self._ram, disk)
         ahead_bytes = min(max(limit_bytes // _SHARE_AHEAD, _LEAST_AHEAD_BYTES), _MOST_AHEAD_BYTES)
         self._reader = None if disk is None else Reader(disk.read, self._ram.__contains__, wake, ahead_bytes)
@@ -251,7 +251,7 @@ class Tiers:
         """Keep at most so much in RAM from now on."""
         with self._lock:
             self._ram.limit_bytes = limit_bytes
-            self._ram.shrink(limit_bytes)
+            self._unshare(self._ram.shrink(limit_bytes))
 
     def clear(self) -> Cleared:
         """Forget all, in RAM and on disk; say how much that was. Sequences at work compute what they lack."""
@@ -275,16 +275,23 @@ class Tiers:
         if self._disk is None:
             return
         end_s = time.monotonic() + self._config.flush_s
-        if self._config.keeps_all:
-            with self._lock:
-                entries = self._ram.by_worth()
-            for entry in entries:
-                left_s = end_s - time.monotonic()
-                if left_s <= 0:
-                    break
-                if not self._lies_on_disk(entry.block.key):
-                    self._write(entry, is_second_use=True, wait_s=left_s)
+        self._write_held(end_s, pins_only=not self._config.keeps_all)
         self._disk.close(flush_s=max(0.0, end_s - time.monotonic()))
+
+    def write_pins(self, end_s: float) -> None:
+        """Have what is pinned written, as far as the disk did not take it before. `end_s`: by the monotonic clock."""
+        self._write_held(end_s, pins_only=True)
+
+    def _write_held(self, end_s: float, *, pins_only: bool) -> None:
+        """Have written what RAM holds and the disk lacks, what is of most use first."""
+        with self._lock:
+            entries = [] if self._disk is None else self._ram.by_worth()
+        for entry in entries:
+            left_s = end_s - time.monotonic()
+            if left_s <= 0:
+                break
+            if entry.note.is_pinned or (not pins_only and not self._lies_on_disk(entry.block.key)):
+                self._write(entry, is_second_use=True, wait_s=left_s)
 
     def _from(self, lookup: Lookup, link: Link, disk: DiskTier) -> list[Block]:
         """Return a link's block and those after it in the chain that the disk is known to hold and RAM lacks."""
@@ -300,15 +307,20 @@ class Tiers:
     def _lies_on_disk(self, key: Key) -> bool:
         return self._disk is not None and self._disk.holds(key)
 
+    def _lies_apart(self, key: Key) -> bool:
+        return self._disk is not None and self._disk.holds_apart(key)
+
     def _write(self, entry: Entry, *, is_second_use: bool, wait_s: float = 0.0) -> None:
         if self._disk is None or entry.note.is_private:
             return
+        held = self._ram.get(entry.block.key)
         self._disk.write(
             entry.block,
             entry.blob,
             prefix_tokens=entry.note.prefix_tokens,
             is_second_use=is_second_use,
             is_pinned=entry.note.is_pinned,
+            is_shared=held is not None and held.blob is entry.blob,
             wait_s=wait_s,
         )
 
@@ -316,7 +328,7 @@ class Tiers:
         """Hold a block in RAM, instead of what must go for it. Called under the lock."""
         if not self._ram.limit_bytes:
             return
-        self._ram.put(entry)
+        self._unshare(self._ram.put(entry))
         if self.rule is CutRule.ANYWHERE:
             self._ram.drop_beginnings(entry)
         self._relieve()
@@ -327,7 +339,12 @@ class Tiers:
         if now_s - self._checked_s >= _PRESSURE_CHECK_S:
             self._checked_s = now_s
             if available_bytes() < _PRESSED_SHARE * total_bytes():
-                self._ram.shrink(self._ram.used_bytes // 2)
+                self._unshare(self._ram.shrink(self._ram.used_bytes // 2))
+
+    def _unshare(self, gone: Iterable[Entry]) -> None:
+        """Tell the disk tier of blocks that RAM lets go of. Called under the lock."""
+        if self._disk is not None:
+            self._disk.unshare([entry.block.key for entry in gone])
 
 
 def no_tiers(spec: EngineSpec) -> Tiers:

@@ -70,6 +70,7 @@ class MemoryDisk:
         prefix_tokens: int,
         is_second_use: bool,
         is_pinned: bool = False,
+        is_shared: bool = False,
         wait_s: float = 0.0,
     ) -> bool:
         if self.is_closed or not self.takes(block, is_second_use):
@@ -78,6 +79,12 @@ class MemoryDisk:
         self.blocks.setdefault(block.key, (block, blob))
         self.version += 1
         return True
+
+    def unshare(self, keys: Sequence[Key]) -> None:
+        return None
+
+    def holds_apart(self, key: Key) -> bool:
+        return self.holds(key)
 
     def used(self, keys: Sequence[Key]) -> None:
         self.touched.extend(keys)

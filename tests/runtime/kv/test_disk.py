@@ -44,10 +44,11 @@ def read_anew(folder: Path, block: Block) -> bytes | None:
 
 
 def test_a_block_comes_back_as_it_was_also_after_a_restart(folder: Path, disk: DiskTier) -> None:
-    block = replace(block_of(1), start=640, is_bare=True)
-    write(disk, block)
+    first = block_of(0)
+    block = replace(block_of(1, first.key, 640), is_bare=True)
+    write(disk, first, block)
     other = tier(folder)
-    assert list(other.children(ROOT)) == [block]
+    assert list(other.children(first.key)) == [block]
     assert other.read(block) == blob_of(block)
     assert other.secret == disk.secret
     other.close(flush_s=0)
