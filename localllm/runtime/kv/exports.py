@@ -123,8 +123,10 @@ class Exports:
         self._sources.pop(slot.id, None)
 
     def is_safe(self, slot: Slot) -> bool:
-        """Say whether a tier has all of what a retained slot holds."""
+        """Say whether a tier has all of what a retained slot holds, or was given it, where that is fleeting."""
         source = self._sources.get(slot.id)
+        if source is not None and source.note.is_fleeting:
+            return source.is_done
         return source is not None and (source.is_done or not source.note.is_pinned) and self._could_return(source)
 
     def rescue(self, slot: Slot) -> bool:
@@ -135,7 +137,8 @@ class Exports:
         source, n_before = self._sources.get(slot.id), len(self._rescued)
         if source is None or (self._tiers.rule is not CutRule.WHOLE and self._could_return(source)):
             return False
-        self._restart(source)
+        if not source.note.is_fleeting:  # what a tier let go of is not worth another time
+            self._restart(source)
         jobs = self._jobs(source)
         while source.note.is_pinned or self.budget.allows(debt=True, pledged_s=len(self._rescued) * self._expected_s):
             job = next(jobs, None)
@@ -289,4 +292,6 @@ def _is_kept(sequence: Sequence) -> bool:
 
 
 def _note(sequence: Sequence) -> Note:
-    return Note(sequence.n_tokens, sequence.run.is_private, sequence.run.cache == "pin")
+    run = sequence.run
+    is_fleeting = run.is_private and bool(run.root[1])  # a salt that nothing goes to disk for is a connection's
+    return Note(sequence.n_tokens, run.is_private, run.cache == "pin" and not is_fleeting, is_fleeting)

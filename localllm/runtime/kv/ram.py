@@ -1,4 +1,7 @@
-"""Blocks in memory under a byte budget: the least recently used go first, before them those that lie elsewhere too."""
+"""Blocks in memory under a byte budget: the least recently used go first, before them those that lie elsewhere too.
+
+Before all of these go fleeting ones, which may be of no use already.
+"""
 
 from __future__ import annotations
 
@@ -13,26 +16,33 @@ from localllm.runtime.kv.siblings import Siblings
 _LOOKED_AT = 16  # of the ends that were not used for longest, for one that is not lost by going
 _REMEMBERED_KEYS = 65_536  # of blocks that had to go
 _STALE_SHARE = 4  # entries of the heap for each block, at most
+_FIRST_TO_GO = 1 << 62  # uses by which a fleeting block is behind all others
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What is known of a block beside its bytes. `prefix_tokens`: of the whole sequence that it was computed for."""
+    """What is known of a block beside its bytes.
+
+    `prefix_tokens`: of the whole sequence that it was computed for. `is_fleeting`: one connection alone finds it,
+    and nobody once that is closed.
+    """
 
     prefix_tokens: int
     is_private: bool = False
     is_pinned: bool = False
+    is_fleeting: bool = False
 
     def and_also(self, other: Note) -> Note:
         """Return what holds of a block that two sequences had."""
         is_private = self.is_private and other.is_private
         told = [note.prefix_tokens for note in (self, other) if note.is_private == is_private]  # no private length
-        return Note(max(told), is_private, self.is_pinned or other.is_pinned)
+        is_pinned, is_fleeting = self.is_pinned or other.is_pinned, self.is_fleeting and other.is_fleeting
+        return Note(max(told), is_private, is_pinned, is_fleeting)
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A block that is held. `stamp` counts uses of the whole tier; `used_s`: Unix time of the last use."""
+    """A block that is held. `stamp`: the lower, the sooner it goes; `used_s`: Unix time of the last use."""
 
     block: Block
     blob: bytes
@@ -187,7 +197,7 @@ class RamTier:
 
     def _stamp(self, entry: Entry, now_s: float) -> None:
         self._n_stamps += 1
-        entry.stamp, entry.used_s = self._n_stamps, now_s
+        entry.stamp, entry.used_s = self._n_stamps - _FIRST_TO_GO * entry.note.is_fleeting, now_s
         self._offer(entry)
 
     def _offer(self, entry: Entry | None) -> None:
@@ -212,7 +222,7 @@ class RamTier:
             if entry is None or entry.stamp != stamp or not self._may_go(entry):
                 continue
             seen.append(entry)
-            chosen = entry if self._lies_elsewhere(key) else None
+            chosen = entry if entry.note.is_fleeting or self._lies_elsewhere(key) else None
         chosen = chosen or (seen[0] if seen else None)
         for entry in seen:
             if entry is not chosen:

@@ -84,6 +84,23 @@ def test_what_lies_elsewhere_too_goes_before_what_would_be_lost() -> None:
     assert _put(ram, _entries(4, 1)) == [one[2]]
 
 
+def test_what_is_fleeting_goes_before_all_others_however_new_and_used() -> None:
+    ram = RamTier(60)
+    one, two, three = _entries(1, 3), _entries(2, 2), _entries(3, 2)
+    for entry in (*two, *three):
+        entry.note = Note(8, is_private=True, is_fleeting=True)
+    _put(ram, [*one, *two, three[0]])
+    ram.touch(entry.block.key for entry in reversed(two))
+    assert [entry.block.key for entry in _put(ram, _entries(4, 3))] == [
+        three[0].block.key,
+        two[1].block.key,
+        two[0].block.key,
+    ]
+    assert _held(ram, one) == [0, 1, 2]
+    assert _put(ram, two) == two  # where all is taken by others it does not stay
+    assert _held(ram, one) == [0, 1, 2]
+
+
 def test_a_sequence_too_long_for_the_tier_keeps_its_beginning() -> None:
     ram = RamTier(45)
     entries = _entries(1, 9)

@@ -76,3 +76,39 @@ def test_nobody_waits_for_a_prefix_of_another_salt(kind: str) -> None:
     assert all(answer.choices[0].ids == truth(PROMPT)[: len(answer.choices[0].ids)] for answer in answers)
     assert _n_rows(bench) == 3 * len(PROMPT)
     assert not any(isinstance(edit, Restore) for edit in bench.engine.edits)
+
+
+def test_what_connections_left_makes_nobody_elses_go(kind: str) -> None:
+    bench = _bench(kind, TierConfig(ram_bytes=1 << 24, block_tokens=16))
+    bench.answer(PROMPT, salt="key:a")
+    _finish(bench)
+    n_bytes = bench.tiers.stats().ram_bytes
+    bench.tiers.limit_ram(n_bytes + n_bytes // 2)
+    for number in range(8):
+        bench.answer(PROMPT, salt=f"connection:{number}", is_private=True, cache="pin")
+        _finish(bench)
+    bench.scheduler.clear_retained()
+    assert bench.tiers.stats().ram_bytes > n_bytes
+    assert bench.answer(PROMPT, salt="key:a").usage.cached_tokens.get("ram", 0) > 0
+    assert not any(entry.note.is_pinned for entry in bench.tiers._ram)
+
+
+def test_a_connection_finds_its_own_while_there_is_room(kind: str) -> None:
+    bench = _bench(kind, TierConfig(ram_bytes=1 << 24, block_tokens=16))
+    bench.answer(PROMPT, salt="connection:1", is_private=True)
+    _finish(bench)
+    bench.scheduler.clear_retained()
+    assert bench.answer(PROMPT, salt="connection:1", is_private=True).usage.cached_tokens.get("ram", 0) > 0
+
+
+def test_what_finds_no_room_is_tried_once_and_may_be_cleared(kind: str) -> None:
+    bench = _bench(kind, TierConfig(ram_bytes=1, block_tokens=16))
+    for salt, is_private in (("connection:1", True), ("key:a", False)):
+        bench.answer(PROMPT, salt=salt, is_private=is_private)
+        _finish(bench)
+        room = bench.scheduler._room
+        (slot,) = room.slots.retained()
+        assert room.exports.is_safe(slot) == is_private
+        assert room.exports.rescue(slot) != is_private
+        bench.scheduler.clear_retained()
+        bench.step()
