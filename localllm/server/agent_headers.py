@@ -1,10 +1,11 @@
 """Lines that agents put before the system text anew with each request: left out, so that prompts stay the same.
 
-Only lines known by name, only at the very start of the system text; nothing else of a conversation is changed.
+Only lines known by name and shape, only at the very start of the system text; nothing else is changed.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -12,9 +13,14 @@ HEADER: Final = "x-localllm-left-out"
 """The response header that names what was left out."""
 
 KNOWN: Final = ("x-anthropic-billing-header",)
-"""Of Claude Code: its `cch=` is new each time."""
+"""Of Claude Code: pairs `key=value;`, of which `cch=` is new each time."""
 
 _SYSTEM: Final = ("system", "developer")
+
+# The whole line is pairs: what has other text on it is left alone.
+_LINE: Final = re.compile(
+    rf"({'|'.join(map(re.escape, KNOWN))}):(?:[ \t]*+[A-Za-z0-9_.-]++=[^;\s]*+;)++[ \t]*+(?:\r?\n|\Z)"
+)
 
 
 def leave_out(
@@ -51,7 +57,5 @@ def _text(part: Any) -> str:
 
 def _split(text: str) -> tuple[str, Any]:
     """Return the name of the known line that a text begins with, "" for none, and the text after that line."""
-    for name in KNOWN:
-        if text.startswith(name + ":"):
-            return name, text.partition("\n")[2]
-    return "", text
+    line = _LINE.match(text)
+    return ("", text) if line is None else (line[1], text[line.end() :])

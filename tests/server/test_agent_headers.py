@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,6 +37,8 @@ def left(content: Any, role: str = "system", *, is_kept: bool = False) -> tuple[
 @pytest.mark.parametrize(
     ("given", "kept"),
     [
+        ("x-anthropic-billing-header:cch=1;\nYou are kind.", "You are kind."),
+        ("x-anthropic-billing-header: cch=1; \nYou: a=b;", "You: a=b;"),
         (LINE + "\nYou are kind.", "You are kind."),
         (LINE + "\r\nYou are kind.", "You are kind."),
         (LINE + "\n\n  You are kind.\n", "\n  You are kind.\n"),
@@ -65,9 +68,18 @@ def test_the_line_is_left_out_and_told(given: Any, kept: Any, role: str) -> None
         "\n" + LINE + "\nx",
         "\ufeff" + LINE + "\nx",
         LINE.upper() + "\nx",
-        "x-anthropic-billing-header cch=1\nx",
-        "x-anthropic-billing-headers: cch=1\nx",
-        "x-anthropic-other-header: cch=1\nx",
+        "x-anthropic-billing-header cch=1;\nx",
+        "x-anthropic-billing-headers: cch=1;\nx",
+        "x-anthropic-billing-header: cch=1\nx",
+        "x-anthropic-billing-header:\nx",
+        "x-anthropic-billing-header: is sent by some agents; say so.\nx",
+        LINE + " You are kind.\nBe brief.",
+        LINE + "You are kind.",
+        "x-anthropic-billing-header: cc_version=2.1; be kind; cch=1;\nx",
+        "x-anthropic-billing-header: a note = two words;\nx",
+        [LINE + " You are kind.", "are"],
+        [{"type": "text", "text": LINE + " You"}, {"type": "text", "text": "are"}],
+        "x-anthropic-other-header: cch=1;\nx",
         "X-Billing: 1\nx",
         "",
         None,
@@ -122,3 +134,10 @@ def test_the_switch_keeps_it() -> None:
         assert HEADER not in reply.headers
         assert running.worker.requests[-1].messages[0]["content"] == chat(7)[0]["content"]
         assert "cch=7" in running.post("/apply-template", {"messages": chat(7)}).json["prompt"]
+
+
+def test_a_line_of_a_million_pairs_is_looked_at_in_no_time() -> None:
+    started_s = time.monotonic()
+    text = "x-anthropic-billing-header:" + " a=b;" * 1_000_000 + " x" + " " * 1_000_000 + "y"
+    assert left(text) == (text, {})
+    assert time.monotonic() - started_s < 5
