@@ -76,7 +76,11 @@ NoServer: TypeAlias = Annotated[
 ]
 ApiKeyFile: TypeAlias = Annotated[
     Path | None,
-    option("--api-key-file", metavar="FILE", help="File with the key of the server. Default: LOCALLLM_API_KEY."),
+    option(
+        "--api-key-file",
+        metavar="FILE",
+        help="File with the server's key, or with several, one a line. Default: LOCALLLM_API_KEY.",
+    ),
 ]
 Kv: TypeAlias = Annotated[
     str,

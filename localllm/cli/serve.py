@@ -48,20 +48,23 @@ def serve(
     supervisor = supervisor_settings(tuple(models or ()), tuple(alias or ()), work, load, cache, template)
     notices: list[str] = []
     tell_once(supervisor.runtime.tiers, notices.append)
+    from localllm.server.isolation import kept_apart
     from localllm.server.serving import run_server
 
+    if not server.is_cache_shared:
+        notices.append(kept_apart(len(server.api_keys)))
     raise typer.Exit(run_server(server, supervisor, notices))
 
 
 def server_settings(listen: ListenFlags, access: AccessFlags) -> ServerSettings:
     """Return how to listen and whom to let in. Raises UsageError for what would be open or cannot be."""
-    from localllm.cli.api_key import read_api_key
+    from localllm.cli.api_key import read_api_keys
     from localllm.cli.http_client import is_loopback
     from localllm.cli.output import Notes
     from localllm.server.state import ServerSettings
 
-    key = read_api_key(access.api_key_file, Notes())
-    if key is None and not is_loopback(listen.host):
+    keys = read_api_keys(access.api_key_file, Notes())
+    if not keys and not is_loopback(listen.host):
         raise UsageError(
             f"Others could reach {listen.host or 'every address'}: that needs a key.",
             "localllm serve --host ADDRESS --api-key-file FILE",
@@ -76,7 +79,7 @@ def server_settings(listen: ListenFlags, access: AccessFlags) -> ServerSettings:
         port=listen.port,
         allow_hosts=tuple(access.allow_host or ()),
         allow_origins=tuple(access.allow_origin or ()),
-        api_key=key,
+        api_keys=keys,
         strict=access.strict,
         is_cache_shared=not access.no_shared_cache,
         keeps_agent_headers=access.keep_agent_headers,

@@ -6,6 +6,7 @@ It takes the body of a chat or of a completion as it would be sent, and tells no
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from typing import Any, Final, Literal
 
 import msgspec
@@ -18,6 +19,7 @@ from localllm.runtime.kv.explain import Explanation, Reason
 from localllm.runtime.types import ChatRequest, GenerationRequest
 from localllm.server import openai_chat, openai_completions, options
 from localllm.server.body import Body, decode, read
+from localllm.server.isolation import Sender, sender_of
 from localllm.server.replies import reply
 from localllm.server.state import ServerState, record_of
 from localllm.server.wire import ChatBody, CompletionBody
@@ -87,11 +89,10 @@ class Explains:
 
     async def explain(self, request: Request) -> Response:
         """Answer with what is known of a prompt."""
+        strict, sender = self._state.settings.strict, sender_of(request.scope, self._state.settings)
         first = await read(request.scope, request.receive, self._state, _Either)
-        kind: type[ChatBody | CompletionBody] = ChatBody if "messages" in first.names else CompletionBody
-        body: Body[Any] = await asyncio.to_thread(decode, first.data, kind)
-        headers = options.check_fields(body, self._state.settings.strict)
-        wanted, left_out = self._request(body.value, request)
+        body = await asyncio.to_thread(decoded, first.data, first.names)
+        wanted, headers = request_of(body, sender, strict=strict)
         worker = await self._state.supervisor.worker(body.value.model, self._state.settings.limits.load_wait_s)
         record_of(request.scope).model = worker.name
         argument = {
@@ -99,15 +100,31 @@ class Explains:
             "request": msgspec.to_builtins(wanted),
         }
         told = msgspec.convert(await worker.call("explain", argument), Explanation)
-        return reply(_answer(worker.name, told), headers=headers | left_out)
+        return reply(_answer(worker.name, told), headers=headers)
 
-    def _request(self, asked: ChatBody | CompletionBody, request: Request) -> tuple[GenerationRequest, dict[str, str]]:
-        if isinstance(asked, ChatBody):
-            return openai_chat.request_of(asked, request.scope, self._state.settings)
-        wanted, *others = openai_completions.requests_of(asked, request.scope, self._state.settings)
-        if others:
-            raise UsageError("One prompt is explained at a time.", "send one prompt", field="prompt")
-        return wanted, {}
+
+def decoded(data: bytes, names: Collection[str]) -> Body[Any]:
+    """Return a body with these names as that of a chat where it has messages, else of a completion.
+
+    Raises: UsageError for what is neither.
+    """
+    kind: type[ChatBody | CompletionBody] = ChatBody if "messages" in names else CompletionBody
+    return decode(data, kind)
+
+
+def request_of(body: Body[Any], sender: Sender, *, strict: bool) -> tuple[GenerationRequest, dict[str, str]]:
+    """Return the one request of a chat's or a completion's body, and the headers that tell what of it has no effect.
+
+    Raises: UsageError for what could not be answered, and for several prompts.
+    """
+    ignored = options.check_fields(body, strict)
+    if isinstance(body.value, ChatBody):
+        request, left_out = openai_chat.request_of(body.value, sender)
+        return request, ignored | left_out
+    wanted, *others = openai_completions.requests_of(body.value, sender)
+    if others:
+        raise UsageError("Only one prompt at a time is looked at.", "send one prompt", field="prompt")
+    return wanted, ignored
 
 
 def _answer(model: str, told: Explanation) -> CacheExplanation:

@@ -8,6 +8,7 @@ import base64
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
@@ -19,9 +20,10 @@ from starlette.routing import BaseRoute, Route
 from localllm.errors import LocalLLMError, Unavailable, UsageError
 from localllm.runtime import events
 from localllm.runtime.stream import rebuild
-from localllm.runtime.types import MAX_PRIORITY, EmbeddingRequest, GenerationOptions
+from localllm.runtime.types import MAX_PRIORITY, EmbeddingRequest
 from localllm.server.body import ClientGone, read, until_gone
 from localllm.server.fields import Neutral, ignored_fields
+from localllm.server.isolation import sender_of
 from localllm.server.record import RequestRecord
 from localllm.server.replies import InPieces
 from localllm.server.state import ServerState, record_of
@@ -96,8 +98,9 @@ def routes(state: ServerState) -> list[BaseRoute]:
         record.model = worker.name
         encode = encode_base64 if wanted.encoding_format == "base64" else encode_floats
         _check_size(inputs, wanted, worker, encode)
-        options = GenerationOptions(client=record.client, priority=wanted.priority or 0)
-        work = _Work(worker.submit(EmbeddingRequest(inputs, options, record.request_id)), state, record, encode)
+        sender = sender_of(request.scope, state.settings)
+        options = replace(sender.options, priority=wanted.priority or 0)
+        work = _Work(worker.submit(EmbeddingRequest(inputs, options, sender.request_id)), state, record, encode)
         content = await work.answer(request, worker.name, len(inputs))
         if record.queue_s is not None:
             headers["x-localllm-queue-ms"] = f"{record.queue_s * 1000:.1f}"

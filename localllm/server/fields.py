@@ -18,6 +18,9 @@ Neutral: TypeAlias = Mapping[str, tuple[tuple[Any, ...], str]]
 
 NOTHING_REFUSED: Final[Neutral] = {}
 
+IGNORED: Final = "x-localllm-ignored-fields"
+"""The response header that lists them."""
+
 INERT: Final = frozenset(
     (
         *("user", "metadata", "store", "service_tier", "parallel_tool_calls", "reasoning_effort", "verbosity"),
@@ -43,7 +46,7 @@ def ignored_fields(body: Body[Any], refused: Neutral, strict: bool, inside: Iter
     shown = [name if _HEADER_NAME.fullmatch(name) else "?" for name in (*unknown, *inside)]
     if shown and strict:
         raise UsageError(f"The field {shown[0]} means nothing here (--strict).", "leave it out", field=shown[0])
-    return {"x-localllm-ignored-fields": ", ".join(shown[:_MAX_SHOWN])} if shown else {}
+    return {IGNORED: ", ".join(shown[:_MAX_SHOWN])} if shown else {}
 
 
 def refuse_unless_neutral(name: str, value: Any, refused: Neutral) -> None:

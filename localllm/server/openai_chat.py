@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
@@ -13,10 +14,13 @@ from localllm.runtime.stream import Answer, Choice
 from localllm.runtime.types import MAX_TOP_LOGPROBS, ChatRequest
 from localllm.server import agent_headers, body, generation, logprobs, options
 from localllm.server.answers import Costs, Identity, whole_body
-from localllm.server.isolation import sharing_of
+from localllm.server.isolation import Sender, sender_of
 from localllm.server.sse import ChatChunks
-from localllm.server.state import ServerSettings, ServerState, record_of
+from localllm.server.state import ServerState
 from localllm.server.wire import ChatBody
+
+if TYPE_CHECKING:
+    from localllm.server.tokens import TemplateBody
 
 _TEXT_PARTS = frozenset(("text", "input_text", "output_text", "refusal"))
 
@@ -38,7 +42,7 @@ class ChatCompletions:
         decoded = await body.read(scope, receive, state, ChatBody)
         asked = decoded.value
         ignored = options.check_fields(decoded, state.settings.strict)
-        request, left_out = request_of(asked, scope, state.settings)
+        request, left_out = request_of(asked, sender_of(scope, state.settings))
         worker = await state.supervisor.worker(asked.model, state.settings.limits.load_wait_s)
         identity = Identity.of(f"chatcmpl-{request.request_id}", worker)
         streams = asked.stream_options or {}
@@ -60,28 +64,31 @@ class ChatCompletions:
         await generation.respond(scope, receive, send, state, worker, job)
 
 
-def request_of(asked: ChatBody, scope: Scope, settings: ServerSettings) -> tuple[ChatRequest, dict[str, str]]:
+def request_of(asked: ChatBody, sender: Sender) -> tuple[ChatRequest, dict[str, str]]:
     """Return what a body asks for, and the header that tells what of it was left out.
 
     Raises: UsageError naming the field that cannot be honoured.
     """
     options.check_format(asked)
-    check_messages(asked.messages)
+    request, left_out = conversation_of(asked, sender)
     _check_tool_choice(asked.tool_choice)
-    messages, left_out = agent_headers.leave_out(asked.messages, is_kept=settings.keeps_agent_headers)
-    record = record_of(scope)
+    chosen = options.generation_options(asked, request.options, max_tokens=_limit(asked), logprobs=_n_logprobs(asked))
+    return replace(request, options=chosen), left_out
+
+
+def conversation_of(asked: ChatBody | TemplateBody, sender: Sender) -> tuple[ChatRequest, dict[str, str]]:
+    """Return a body's conversation as the model is to see it, and the header that tells what of it was left out.
+
+    Raises: UsageError for what is no conversation of texts.
+    """
+    check_messages(asked.messages)
+    messages, left_out = agent_headers.leave_out(asked.messages, is_kept=sender.keeps_agent_headers)
     request = ChatRequest(
-        messages=tuple(messages),
-        options=options.generation_options(
-            asked,
-            max_tokens=_limit(asked),
-            logprobs=_n_logprobs(asked),
-            client=record.client,
-            sharing=sharing_of(scope, settings),
-        ),
+        tuple(messages),
+        sender.options,
         tools=tuple(asked.tools or ()),
         template_kwargs=asked.chat_template_kwargs or {},
-        request_id=record.request_id,
+        request_id=sender.request_id,
     )
     return request, left_out
 

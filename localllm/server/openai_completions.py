@@ -13,10 +13,10 @@ from localllm.runtime.stream import Answer, Choice
 from localllm.runtime.types import CompletionRequest
 from localllm.server import body, generation, options
 from localllm.server.answers import Costs, Identity, whole_body
-from localllm.server.isolation import sharing_of
+from localllm.server.isolation import Sender, sender_of
 from localllm.server.logprobs import CompletionLogprobs
 from localllm.server.sse import CompletionChunks
-from localllm.server.state import ServerSettings, ServerState, record_of
+from localllm.server.state import ServerState, record_of
 from localllm.server.wire import CompletionBody
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Completions:
         decoded = await body.read(scope, receive, state, CompletionBody)
         asked = decoded.value
         ignored = options.check_fields(decoded, state.settings.strict)
-        requests = requests_of(asked, scope, state.settings)
+        requests = requests_of(asked, sender_of(scope, state.settings))
         worker = await state.supervisor.worker(asked.model, state.settings.limits.load_wait_s)
         echo = await _echo(worker, requests) if asked.echo else []
         identity = Identity.of(f"cmpl-{record_of(scope).request_id}", worker)
@@ -69,7 +69,7 @@ class Completions:
         await generation.respond(scope, receive, send, state, worker, job)
 
 
-def requests_of(asked: CompletionBody, scope: Scope, settings: ServerSettings) -> list[CompletionRequest]:
+def requests_of(asked: CompletionBody, sender: Sender) -> list[CompletionRequest]:
     """Return what a body asks for, a request a prompt. Raises: UsageError naming what cannot be honoured."""
     options.check_format(asked)
     prompts = _prompts(asked.prompt)
@@ -77,15 +77,8 @@ def requests_of(asked: CompletionBody, scope: Scope, settings: ServerSettings) -
         raise UsageError("echo and logprobs together would need those of the prompt.", "leave one out", field="echo")
     if asked.best_of is not None and asked.best_of != (1 if asked.n is None else asked.n):
         raise UsageError("best_of can only be n: answers are not ranked.", "leave it out", field="best_of")
-    record = record_of(scope)
-    chosen = options.generation_options(
-        asked,
-        max_tokens=asked.max_tokens,
-        logprobs=asked.logprobs,
-        client=record.client,
-        sharing=sharing_of(scope, settings),
-    )
-    ids = [record.request_id] if len(prompts) == 1 else [f"{record.request_id}-{i}" for i in range(len(prompts))]
+    chosen = options.generation_options(asked, sender.options, max_tokens=asked.max_tokens, logprobs=asked.logprobs)
+    ids = [sender.request_id] if len(prompts) == 1 else [f"{sender.request_id}-{i}" for i in range(len(prompts))]
     return [
         CompletionRequest(prompt, chosen, suffix=asked.suffix, request_id=request_id)
         for prompt, request_id in zip(prompts, ids, strict=True)

@@ -183,7 +183,7 @@ def routes(state: ServerState) -> list[BaseRoute]:
 
 def document(state: ServerState) -> Schema:
     """Return the document as it is true for this server's settings."""
-    has_key = state.settings.api_key is not None
+    has_key = bool(state.settings.api_keys)
     paths: dict[str, Schema] = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method] = _operation(operation, has_key)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, Final
 
 from localllm.errors import UsageError
@@ -10,7 +10,6 @@ from localllm.runtime.sampling_params import Sampling
 from localllm.runtime.types import MAX_CHOICES, GenerationOptions
 from localllm.server.body import Body
 from localllm.server.fields import Neutral, ignored_fields
-from localllm.server.isolation import Sharing
 from localllm.server.wire import GenerationBody
 
 _UNTIL_LATER: Final = "leave it out: this version writes free text only"
@@ -81,9 +80,9 @@ def check_format(body: GenerationBody) -> None:
 
 
 def generation_options(
-    body: GenerationBody, *, max_tokens: int | None, logprobs: int | None, client: str, sharing: Sharing
+    body: GenerationBody, own: GenerationOptions, *, max_tokens: int | None, logprobs: int | None
 ) -> GenerationOptions:
-    """Return the options that a body asks for.
+    """Return the options that a body asks for, beside the sender's `own`.
 
     Values are checked where the request is prepared; only the number of choices also here, since an
     answer is laid out before. Raises: UsageError for it.
@@ -92,7 +91,8 @@ def generation_options(
     check_whole("n", n, 1, MAX_CHOICES)
     sampling = {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
     stop = body.stop if body.stop is not None else []
-    return GenerationOptions(
+    return replace(
+        own,
         max_tokens=_unless_any(max_tokens),
         min_tokens=body.min_tokens or 0,
         n=n,
@@ -103,10 +103,7 @@ def generation_options(
         ignore_eos=bool(body.ignore_eos),
         reuse_prefix=body.cache_prompt is not False,
         cache=body.cache or "on",
-        is_private=sharing.is_private,
-        salt=sharing.salt,
         priority=body.priority or 0,
-        client=client,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Final
 from starlette.types import Scope
 
 from localllm.server.errors import HttpRefusal
+from localllm.server.isolation import KEY
 from localllm.server.state import ServerState
 
 _MAX_HEADERS: Final = 100
@@ -39,7 +40,7 @@ class Security:
         self._hosts = _hosts(settings.host, state.port, settings.allow_hosts)
         self._names = frozenset(name.lower() for name in settings.allow_hosts if not _has_port(name))
         self._origins = frozenset(settings.allow_origins)
-        self._key = settings.api_key
+        self._keys = settings.api_keys
         self._header_bytes = settings.limits.header_bytes
 
     def check(self, scope: Scope) -> Headers:
@@ -54,8 +55,8 @@ class Security:
         allowed = _allowing(origin) if origin is not None else []
         if scope["method"] == "OPTIONS" and origin is not None and _one(scope, b"access-control-request-method"):
             raise Preflight([*allowed, *_preflight(scope)])
-        if self._key is not None and scope["path"] not in _OPEN_PATHS:
-            self._check_key(scope, self._key)
+        if self._keys and scope["path"] not in _OPEN_PATHS:
+            scope["state"][KEY] = self._verified_key(scope)
         if scope["method"] == "POST":  # no route takes a body by another method
             _check_content(scope)
         return allowed
@@ -95,11 +96,12 @@ class Security:
             )
         return None
 
-    def _check_key(self, scope: Scope, key: bytes) -> None:
+    def _verified_key(self, scope: Scope) -> bytes:
+        """Return the server's key that was sent. All are compared, so that the time does not tell which is near."""
         given = _one(scope, b"authorization") or b""
         scheme, _, token = given.partition(b" ")
-        is_equal = hmac.compare_digest(token.strip(), key)
-        if scheme.lower() != b"bearer" or not is_equal:
+        equal = [key for key in self._keys if hmac.compare_digest(token.strip(), key)]
+        if scheme.lower() != b"bearer" or not equal:
             raise HttpRefusal(
                 401,
                 "invalid_api_key",
@@ -107,6 +109,7 @@ class Security:
                 "send Authorization: Bearer KEY",
                 {"www-authenticate": "Bearer"},
             )
+        return equal[0]
 
 
 def _hosts(host: str, port: int, allowed: Iterable[str]) -> frozenset[str]:

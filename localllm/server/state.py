@@ -49,7 +49,7 @@ class ServerSettings:
     """How to listen, whom to let in, and what to tell.
 
     `allow_hosts`: further names in the Host header, with any port, or one where they give it.
-    `allow_origins`: origins whose pages may ask. `api_key`: None = none is asked for. `strict`:
+    `allow_origins`: origins whose pages may ask. `api_keys`: any of them lets in, () = none is asked for. `strict`:
     refuse fields that mean nothing here. `drain_timeout_s`: what a stop leaves to requests at work.
     `socket_path`: of the private socket, None = in the user's runtime folder. `is_cache_shared` False: requests
     share KV only with those of the same key. `keeps_agent_headers`: conversations are rendered with the lines that
@@ -60,7 +60,7 @@ class ServerSettings:
     port: int = 8080
     allow_hosts: tuple[str, ...] = ()
     allow_origins: tuple[str, ...] = ()
-    api_key: bytes | None = field(default=None, repr=False)
+    api_keys: tuple[bytes, ...] = field(default=(), repr=False)
     strict: bool = False
     tls_cert: Path | None = None
     tls_key: Path | None = None

@@ -15,11 +15,10 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from localllm.errors import UsageError
-from localllm.runtime.types import ChatRequest
-from localllm.server import agent_headers
 from localllm.server.body import Body, read
 from localllm.server.fields import NOTHING_REFUSED, Neutral, ignored_fields
-from localllm.server.openai_chat import check_messages
+from localllm.server.isolation import sender_of
+from localllm.server.openai_chat import conversation_of
 from localllm.server.replies import reply
 from localllm.server.state import ServerState, record_of
 
@@ -155,15 +154,8 @@ class Tokens:
         """Answer with the prompt that a conversation becomes."""
         body = await read(request.scope, request.receive, self._state, TemplateBody)
         asked, headers = body.value, self._ignored(body, TEMPLATE_REFUSED)
-        check_messages(asked.messages)
-        messages, left_out = agent_headers.leave_out(asked.messages, is_kept=self._state.settings.keeps_agent_headers)
+        conversation, left_out = conversation_of(asked, sender_of(request.scope, self._state.settings))
         worker = await self._worker(request, asked.model)
-        conversation = ChatRequest(
-            tuple(messages),
-            tools=tuple(asked.tools or ()),
-            template_kwargs=asked.chat_template_kwargs or {},
-            request_id=record_of(request.scope).request_id,
-        )
         told = await worker.call("template", {"kind": "chat", "request": msgspec.to_builtins(conversation)})
         return reply({"prompt": told["prompt"], "n_tokens": told["n_tokens"]}, headers=headers | left_out)
 

@@ -56,7 +56,7 @@ def test_a_sound_server_has_nothing_wrong(cli: Cli) -> None:
 def test_a_key_is_asked_for_and_used(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(KEY)
     (tmp_path / "key").chmod(0o600)
-    with serving(settings=replace(ServerSettings(), api_key=KEY)) as running:
+    with serving(settings=replace(ServerSettings(), api_keys=(KEY, b"another-key"))) as running:
         with_key = rows(cli("doctor", "--server", running.url, "--api-key-file", str(tmp_path / "key"), "--json"))
         without = rows(cli("doctor", "--server", running.url, "--json"))
     assert with_key["models"] == ("ok", "fake")

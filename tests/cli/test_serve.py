@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from localllm.cli.api_key import read_api_key
+from localllm.cli.output import Notes
 from localllm.models.kv_types import KvTypes
 from localllm.server import serving
 from localllm.server.state import ServerSettings
@@ -97,7 +99,7 @@ def test_every_flag_arrives(cli: Cli, served: Served, tmp_path: Path, monkeypatc
         port=0,
         allow_hosts=("box.local",),
         allow_origins=("https://a.example", "https://b.example"),
-        api_key=KEY.encode(),
+        api_keys=(KEY.encode(),),
         strict=True,
         tls_cert=Path("cert.pem"),
         tls_key=Path("cert.key"),
@@ -156,7 +158,7 @@ def test_the_key_may_be_in_the_environment_and_leaves_it(
     monkeypatch.setenv("LOCALLLM_API_KEY", KEY)
     assert cli("serve", "--host", "0.0.0.0").code == 0
     assert served.server is not None
-    assert served.server.api_key == KEY.encode()
+    assert served.server.api_keys == (KEY.encode(),)
     assert "LOCALLLM_API_KEY" not in os.environ
     assert KEY not in repr(served.server)
 
@@ -169,7 +171,39 @@ def test_the_key_file_wins_over_the_environment(
     (tmp_path / "key").chmod(0o600)
     cli("serve", "--api-key-file", str(tmp_path / "key"))
     assert served.server is not None
-    assert served.server.api_key == KEY.encode()
+    assert served.server.api_keys == (KEY.encode(),)
+
+
+def test_a_key_file_may_hold_several_one_a_line(cli: Cli, served: Served, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text(f"\n{KEY}\r\n\n  another-key-altogether  \n{KEY}\n")
+    (tmp_path / "key").chmod(0o600)
+    assert cli("serve", "--api-key-file", str(tmp_path / "key")) == Result(0, "", "")
+    assert served.server is not None
+    assert served.server.api_keys == (KEY.encode(), b"another-key-altogether")
+    assert read_api_key(tmp_path / "key", Notes()) == KEY.encode()
+
+
+def test_the_variable_holds_one_key(cli: Cli, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCALLLM_API_KEY", f"{KEY}\nanother-key-altogether")
+    assert (cli("serve").code, served.server) == (2, None)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [((), "by connection"), ((KEY,), "all clients with this key share"), ((KEY, KEY[::-1]), "2 keys")],
+)
+def test_whom_isolation_keeps_apart_is_said_at_start(
+    cli: Cli, served: Served, tmp_path: Path, keys: tuple[str, ...], words: str
+) -> None:
+    (tmp_path / "key").write_text("\n".join(keys))
+    (tmp_path / "key").chmod(0o600)
+    given = ("--api-key-file", str(tmp_path / "key")) if keys else ()
+    assert cli("serve", "--no-shared-cache", *given).code == 0
+    [notice] = served.notices
+    assert words in notice
+    assert not any(key in notice for key in keys)
+    assert cli("serve", *given).code == 0
+    assert list(served.notices) == []
 
 
 def test_a_key_file_that_others_may_read_is_told(cli: Cli, served: Served, tmp_path: Path) -> None:
@@ -179,7 +213,10 @@ def test_a_key_file_that_others_may_read_is_told(cli: Cli, served: Served, tmp_p
     assert (result.code, "chmod 600" in result.err) == (0, True)
 
 
-@pytest.mark.parametrize("content", [b"", b"\n", b"short", b"two words in here", "schlüssel-ohne-ascii".encode()])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\n", b"short", b"two words in here", b"the-first-is-fine\nshort", "schlüssel-ohne-ascii".encode()],
+)
 def test_a_key_that_is_none_is_refused_and_never_shown(
     cli: Cli, served: Served, tmp_path: Path, content: bytes
 ) -> None:

@@ -64,7 +64,7 @@ def test_where_prompts_part_only_the_callers_own_words_are_told(running: Running
 
 
 def test_isolated_clients_see_only_their_own_cache() -> None:
-    settings = ServerSettings(api_key=None, is_cache_shared=False)
+    settings = ServerSettings(is_cache_shared=False)
     with serving(fake_supervisor(config=CONFIG), settings) as running:
         mine, other = {"authorization": "Bearer mine"}, {"authorization": "Bearer other"}
         running.post("/v1/completions", {**COMPLETION, "max_tokens": 4}, mine)

@@ -102,7 +102,7 @@ def test_without_a_model_named_at_start_the_server_is_ready() -> None:
 
 def test_only_health_needs_the_key_and_the_others_name_no_model() -> None:
     supervisor = FakeSupervisor(FakeWorker("private-name", fake_service()))
-    with serving(supervisor, ServerSettings(api_key=b"k")) as running:
+    with serving(supervisor, ServerSettings(api_keys=(b"k",))) as running:
         supervisor.set_state("private-name", ModelState.FAILED)
         assert running.get("/health").status == 401
         assert running.get("/health", authorization="Bearer k").status == 503

@@ -8,9 +8,10 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import msgspec
 import pytest
 
-from localllm.server.isolation import CONNECTION, sharing_of
+from localllm.server.isolation import CONNECTION, KEY, kept_apart, sharing_of
 from localllm.server.state import ServerSettings
 from tests.fake_engine import FakeEngine, endless_token
 from tests.server.fakes import Reply, Running, fake_supervisor, serving
@@ -130,3 +131,65 @@ def test_salts_are_the_same_after_a_restart_and_no_two_alike() -> None:
     assert len(set(salts)) == len(salts)
     assert salt({b"authorization": b"Bearer a"}, "9") == salts[0]
     assert sharing_of({"headers": [], "state": {}}, ISOLATED) != sharing_of({"headers": [], "state": {}}, ISOLATED)
+
+
+KEYS = (b"the-key-of-alice", b"the-key-of-bob", b"the-key-of-carol")
+
+
+def bearer(key: bytes) -> str:
+    return f"Bearer {key.decode()}"
+
+
+def test_the_keys_of_a_server_are_kept_apart() -> None:
+    settings = ServerSettings(is_cache_shared=False, api_keys=KEYS)
+    with serving(fake_supervisor(FakeEngine(script=endless_token)), settings) as running:
+        for key in KEYS:
+            assert n_cached(ask(running, bearer(key))) == 0
+            assert n_cached(ask(running, bearer(key))) > 0
+        assert running.post("/v1/chat/completions", {"messages": []}, {"authorization": "Bearer x"}).status == 401
+        assert not any(request.options.is_private for request in running.worker.requests)
+
+
+def test_it_is_the_verified_key_that_counts_and_it_is_the_same_as_where_none_is_asked_for() -> None:
+    scope = {"headers": [(b"authorization", b"Bearer another")], "state": {KEY: KEYS[0]}}
+    verified = sharing_of(scope, ServerSettings(is_cache_shared=False, api_keys=KEYS))
+    sent = sharing_of({"headers": [(b"authorization", b"Bearer " + KEYS[0])], "state": {}}, ISOLATED)
+    assert verified == sent != sharing_of(scope, ISOLATED)
+
+
+def test_a_line_says_whom_it_keeps_apart() -> None:
+    assert "by connection" in kept_apart(0)
+    assert "send the same share" in kept_apart(0)
+    assert "all clients with this key share" in kept_apart(1)
+    assert "3 keys are kept apart" in kept_apart(3)
+    assert all("\n" not in kept_apart(n) for n in range(4))
+
+
+CHAT = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 2}
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": {"prompt": PROMPT, "max_tokens": 2},
+    "/v1/embeddings": {"input": "one text"},
+    "/v1/cache/explain": CHAT,
+    "/apply-template": {"messages": CHAT["messages"]},
+}
+"""The routes that make a request of their body."""
+
+WITHOUT = {"/tokenize", "/detokenize", "/v1/models/load", "/v1/models/unload"}
+"""Those that make none: what they tell depends on nothing that was computed."""
+
+
+def test_each_route_is_known_here(isolated: Running) -> None:
+    document = isolated.get("/openapi.json").json
+    assert {path for path, methods in document["paths"].items() if "post" in methods} == BODIES.keys() | WITHOUT
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_every_route_renders_and_looks_up_with_what_is_the_senders(isolated: Running, path: str) -> None:
+    assert isolated.post(path, BODIES[path], {"authorization": "Bearer alice"}).status == 200
+    worker = isolated.worker
+    made = [msgspec.to_builtins(request.options) for request in worker.requests]
+    made += [argument["request"]["options"] for _, argument in worker.calls if "request" in (argument or {})]
+    scope = {"headers": [(b"authorization", b"Bearer alice")], "state": {}}
+    assert [options["salt"] for options in made] == [sharing_of(scope, ISOLATED).salt]
+    assert made[0]["client"].startswith("key:")

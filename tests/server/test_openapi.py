@@ -172,7 +172,7 @@ def test_under_strict_unknown_fields_are_no_part_of_a_body() -> None:
 
 
 def test_with_a_key_it_says_where_it_is_asked_for() -> None:
-    with serving(settings=ServerSettings(api_key=b"k")) as running:
+    with serving(settings=ServerSettings(api_keys=(b"k",))) as running:
         assert running.get("/openapi.json").status == 401
         document = running.get("/openapi.json", authorization="Bearer k").json
         for operation in OPERATIONS:

@@ -12,7 +12,6 @@ from localllm.runtime.sampling_params import Sampling
 from localllm.runtime.types import GenerationOptions
 from localllm.server import body, options
 from localllm.server.fields import INERT, ignored_fields, refuse_unless_neutral
-from localllm.server.isolation import Sharing
 from localllm.server.wire import ChatBody, CompletionBody
 
 
@@ -54,10 +53,7 @@ def test_true_is_not_one() -> None:
 )
 def test_the_cache_can_be_left_out(sent: dict[str, Any], reuses: bool) -> None:
     asked = CompletionBody(prompt="x", **sent)
-    assert (
-        options.generation_options(asked, max_tokens=1, logprobs=None, client="", sharing=Sharing()).reuse_prefix
-        is reuses
-    )
+    assert options.generation_options(asked, GenerationOptions(), max_tokens=1, logprobs=None).reuse_prefix is reuses
 
 
 def test_ignored_names_are_shown_as_a_header_can_hold_them() -> None:

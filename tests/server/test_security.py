@@ -238,7 +238,7 @@ def ask(running: Running, authorization: str | None, path: str = "/v1/models") -
 
 
 def test_every_route_but_two_wants_the_key() -> None:
-    with serving(settings=ServerSettings(api_key=KEY)) as running:
+    with serving(settings=ServerSettings(api_keys=(KEY,))) as running:
         for path in ("/v1/models", "/health", "/nowhere", "/metrics"):
             assert ask(running, None, path).status == 401
         refused = running.post("/v1/chat/completions", CHAT)
@@ -261,6 +261,26 @@ def test_every_route_but_two_wants_the_key() -> None:
         assert not running.worker.requests
     assert "sk-secret" not in running.log.getvalue()
     assert "sk-secret" not in repr(running.state.settings)
+
+
+def test_any_of_several_keys_lets_in_and_all_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    import hmac
+
+    compared: list[tuple[bytes, bytes]] = []
+
+    def compare(given: bytes, key: bytes) -> bool:
+        compared.append((given, key))
+        return given == key
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    keys = (KEY, b"sk-other-key", b"sk-third-key")
+    with serving(settings=ServerSettings(api_keys=keys)) as running:
+        for given in (*keys, b"sk-fourth-key", b""):
+            expected = 200 if given in keys else 401
+            assert ask(running, f"Bearer {given.decode()}").status == expected
+            assert compared == [(given, key) for key in keys]
+            compared.clear()
+        assert "sk-other" not in repr(running.state.settings)
 
 
 def test_the_key_is_the_client_that_is_treated_fairly(running: Running) -> None:
