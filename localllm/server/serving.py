@@ -74,7 +74,7 @@ class _Run:
         loop.set_exception_handler(_log_failures(state))
         listener = Listener(state, create_app(state))
         path = settings.socket_path or registry.default_socket()
-        local = LocalServer(supervisor, path, lambda: self._stop(0), log.note)
+        local = LocalServer(supervisor, path, lambda: self._stop(0), log.note, is_cache_shared=settings.is_cache_shared)
         url = url_of("https" if settings.tls_cert else "http", settings.host, state.port)
         try:
             await supervisor.start()

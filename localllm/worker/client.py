@@ -105,7 +105,10 @@ class RemoteModel:
 
 
 class RemoteService:
-    """A model in a running server, as `runtime.service.Service` is one in process. Thread safe."""
+    """A model in a running server, as `runtime.service.Service` is one in process. Thread safe.
+
+    `is_cache_shared`: whether what is computed through this is found by the server's HTTP clients, and the other way.
+    """
 
     def __init__(self, record: ServerRecord, connection: Connection, model: Mapping[str, Any]) -> None:
         self.record = record
@@ -119,6 +122,7 @@ class RemoteService:
             is_deterministic=model["is_deterministic"],
         )
         self.can_chat: bool = model["can_chat"]
+        self.is_cache_shared: bool = model["is_cache_shared"]
         self._connection = connection
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()

@@ -150,7 +150,7 @@ class Peer:
         if different:
             raise UsageError(f"The server holds {entry.name} with {', '.join(different)}.", "localllm ps")
         self._model = entry.name
-        return entry.model
+        return {**entry.model, "is_cache_shared": self._server.is_cache_shared}
 
     async def _next(self) -> AnyFrame:
         (n_bytes,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))

@@ -29,6 +29,7 @@ class LocalServer:
     """Listens at `path` for this user's own commands. Lives in the supervisor's event loop.
 
     `on_stop`: begins the drain, as a first SIGTERM does. `log`: called with a level and a line.
+    `is_cache_shared`: whether what is computed for this socket is found by HTTP clients, and the other way.
     """
 
     def __init__(
@@ -37,11 +38,14 @@ class LocalServer:
         path: Path,
         on_stop: Callable[[], None],
         log: Callable[[str, str], None] = lambda level, text: None,
+        *,
+        is_cache_shared: bool = True,
     ) -> None:
         self.supervisor = supervisor
         self.path = path
         self.on_stop = on_stop
         self.log = log
+        self.is_cache_shared = is_cache_shared
         self.is_draining = False
         self._server: asyncio.Server | None = None
         self._registration: registry.Registration | None = None

@@ -85,7 +85,7 @@ async def _left() -> set[asyncio.Task[Any]]:
 
 
 @contextmanager
-def listening(supervisor: FakeSupervisor, path: Path | None = None) -> Iterator[Local]:
+def listening(supervisor: FakeSupervisor, path: Path | None = None, *, is_cache_shared: bool = True) -> Iterator[Local]:
     """Listen on a private socket until the block ends; nothing of it is left then."""
     loop = asyncio.new_event_loop()
     stops: list[str] = []
@@ -96,6 +96,7 @@ def listening(supervisor: FakeSupervisor, path: Path | None = None) -> Iterator[
         path,
         on_stop=lambda: stops.append("stop"),
         log=lambda level, text: log.append(f"{level}: {text}"),
+        is_cache_shared=is_cache_shared,
     )
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()

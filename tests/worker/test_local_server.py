@@ -310,7 +310,8 @@ def test_a_request_without_a_model_is_refused(file: Path) -> None:
     with listening(supervisor_of(file)) as local:
         connection, model = client.Connection.open(local.record, Attach(VERSION), 5.0)
         assert model == {}
-        with client.RemoteService(local.record, connection, local.worker.model) as remote:
+        held = {**local.worker.model, "is_cache_shared": True}
+        with client.RemoteService(local.record, connection, held) as remote:
             with pytest.raises(UsageError):
                 remote.submit(asking())
 
