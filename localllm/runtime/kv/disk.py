@@ -155,10 +155,9 @@ class DiskTier:
         """Take note that RAM lets go of blocks: those that wait stay here, as far as there is room for them."""
         self._writer.unshare(keys)
 
-    def holds_apart(self, key: Key) -> bool:
-        """Say whether a block lies here, or will, also if RAM lets go of it now."""
-        waiting = self._writer.pending(key)
-        return self._index.get(key) is not None or (waiting is not None and not waiting.is_shared)
+    def has_written(self, key: Key) -> bool:
+        """Say whether a block lies here now, as far as is known without asking the disk."""
+        return self._index.get(key) is not None
 
     def used(self, keys: Sequence[Key]) -> None:
         """Make blocks the most recently used."""

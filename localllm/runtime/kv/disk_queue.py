@@ -55,9 +55,10 @@ class WriteQueue:
     def add(self, write: Write) -> None:
         """Have a block wait, in its place where it does already: what follows it may wait, too."""
         held = self._wanted.get(write.block.key)
-        if held is None or held is self._at_work:
-            self._wanted[write.block.key] = write
+        if held is None:
             self._order.append(write)
+        elif held is self._at_work:  # it is written again, before what follows it
+            self._order.appendleft(write)
         else:
             self._count(held, -1)
             held.block, held.blob, held.is_shared = write.block, write.blob, write.is_shared
@@ -65,6 +66,7 @@ class WriteQueue:
             held.is_pinned |= write.is_pinned
             held.is_second_use |= write.is_second_use
             write = held
+        self._wanted[write.block.key] = write
         self._count(write, 1)
 
     def unshare(self, keys: Iterable[Key]) -> int:

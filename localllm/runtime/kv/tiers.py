@@ -76,7 +76,7 @@ class Tiers:
         self._disk = disk
         self.maker = KeyMaker(spec.fingerprint, os.urandom(32) if disk is None else disk.secret, config.block_tokens)
         limit_bytes = available_bytes() // _SHARE_OF_AVAILABLE if config.ram_bytes is None else config.ram_bytes
-        self._ram = RamTier(limit_bytes, self._lies_apart)
+        self._ram = RamTier(limit_bytes, self._is_written)
         self._matcher = Matcher(spec, self.maker, self._ram, disk)
         ahead_bytes = min(max(limit_bytes // _SHARE_AHEAD, _LEAST_AHEAD_BYTES), _MOST_AHEAD_BYTES)
         self._reader = None if disk is None else Reader(disk.read, self._ram.__contains__, wake, ahead_bytes)
@@ -307,8 +307,8 @@ class Tiers:
     def _lies_on_disk(self, key: Key) -> bool:
         return self._disk is not None and self._disk.holds(key)
 
-    def _lies_apart(self, key: Key) -> bool:
-        return self._disk is not None and self._disk.holds_apart(key)
+    def _is_written(self, key: Key) -> bool:
+        return self._disk is not None and self._disk.has_written(key)
 
     def _write(self, entry: Entry, *, is_second_use: bool, wait_s: float = 0.0) -> None:
         if self._disk is None or entry.note.is_private:

@@ -26,6 +26,8 @@ class MemoryDisk:
         self.threads: set[str] = set()  # that would have touched a file
         self.may_read = threading.Event()
         self.may_read.set()
+        self.may_list = threading.Event()
+        self.may_list.set()
         self.takes: Callable[[Block, bool], bool] = lambda block, is_second_use: True
         self.fail: Callable[[Block], bool] = lambda block: False
         self.is_closed = False
@@ -36,6 +38,7 @@ class MemoryDisk:
 
     def children(self, parent: Key) -> Sequence[Block]:
         self.threads.add(threading.current_thread().name)
+        assert self.may_list.wait(10)
         return [block for block, _ in list(self.blocks.values()) if block.parent == parent]
 
     def find(self, parent: Key, key: Key) -> Block | None:
@@ -83,7 +86,7 @@ class MemoryDisk:
     def unshare(self, keys: Sequence[Key]) -> None:
         return None
 
-    def holds_apart(self, key: Key) -> bool:
+    def has_written(self, key: Key) -> bool:
         return self.holds(key)
 
     def used(self, keys: Sequence[Key]) -> None:
