@@ -44,7 +44,7 @@ def chat(
     from localllm.cli.chat_input import open_lines
     from localllm.cli.chat_session import Session
     from localllm.cli.conversation import Conversation
-    from localllm.cli.keeping import has_blocks, tell_once, tier_config
+    from localllm.cli.keeping import has_blocks, own_options, tell_once, tier_config
     from localllm.cli.prompt_input import Question, argument_text
     from localllm.cli.signals import Interrupts
     from localllm.cli.wishes import generation_options, load_config
@@ -52,7 +52,8 @@ def chat(
 
     out, notes = Answer(), Notes(quiet=talk.quiet, verbose=talk.verbose)
     _check_flags(asking, output)
-    generation_options(sampling)
+    own = own_options(cache)
+    generation_options(sampling, own)
     with Interrupts(checked_timeout(output.timeout), outlives_answers=True) as interrupts:
         attached = _attached(asking)
         config, lines = load_config(load, asking.template, deterministic=cache.deterministic), open_lines()
@@ -72,7 +73,7 @@ def chat(
                 out=out,
                 notes=notes,
                 interrupts=interrupts,
-                is_private=cache.private,
+                own=own,
             )
             if lines.is_script:
                 _follow_script(session, lines, attached)

@@ -18,10 +18,14 @@ from localllm.runtime.types import ChatRequest
 
 if TYPE_CHECKING:
     from localllm.cli.opening import OpenedService
+    from localllm.runtime.types import GenerationOptions
 
 
 class Session:
-    """What the commands of a chat act on. A turn that fails leaves the conversation as it was."""
+    """What the commands of a chat act on. A turn that fails leaves the conversation as it was.
+
+    `own`: the options of every request, of the flags that are not about sampling.
+    """
 
     def __init__(
         self,
@@ -33,7 +37,7 @@ class Session:
         out: Answer,
         notes: Notes,
         interrupts: Interrupts,
-        is_private: bool = False,
+        own: GenerationOptions,
     ) -> None:
         self.service = service
         self.sampling = sampling
@@ -41,7 +45,7 @@ class Session:
         self.notes = notes
         self.last: Outcome | None = None
         self._output = output
-        self._is_private = is_private
+        self._own = own
         self._interrupts = interrupts
         self._answering = Answering(service, output, out, notes=notes, interrupts=interrupts)
         self._n_repeats = 0
@@ -69,11 +73,11 @@ class Session:
     def n_tokens(self) -> int:
         """Return how many tokens the conversation so far takes; 0 before the first turn."""
         messages = self.conversation.messages()
-        return len(self.service.prompt_tokens(ChatRequest(messages))) if self.conversation.turns else 0
+        return len(self.service.prompt_tokens(ChatRequest(messages, self._own))) if self.conversation.turns else 0
 
     def set(self, flags: SamplingFlags) -> None:
         """Use other sampling settings from the next turn on. Raises UsageError for a bad one."""
-        generation_options(flags)
+        generation_options(flags, self._own)
         self.sampling = flags
 
     def statistics(self) -> str:
@@ -83,7 +87,7 @@ class Session:
         return stats_line(self.last)
 
     def _turn(self, question: str, before: Conversation) -> None:
-        options = generation_options(self.sampling, is_private=self._is_private)
+        options = generation_options(self.sampling, self._own)
         if options.seed is not None:
             options = replace(options, seed=options.seed + self._n_repeats)
         self._interrupts.rearm(self._output.timeout)

@@ -14,6 +14,7 @@ from localllm.errors import UsageError
 if TYPE_CHECKING:
     from localllm.cli.options import CacheFlags
     from localllm.runtime.config import TierConfig
+    from localllm.runtime.types import GenerationOptions
 
 _DAY_S = 86_400.0
 _MAX_DAYS = 36_500.0
@@ -46,7 +47,7 @@ def tier_config(flags: CacheFlags, *, flush_s: float = _MOMENT_S, keeps_all: boo
     if not 0 < flags.kv_disk_age <= _MAX_DAYS:
         raise UsageError(f"--kv-disk-age takes days above 0, not {flags.kv_disk_age:g}.", "--kv-disk-age 7")
     daily_bytes = parse_size("--kv-disk-daily", flags.kv_disk_daily)
-    folder = "" if flags.private or disk_bytes == 0 else str(default_folder())
+    folder = "" if own_options(flags).is_private else str(default_folder())
     return TierConfig(
         ram_bytes=ram_bytes,
         disk_dir=folder,
@@ -56,6 +57,16 @@ def tier_config(flags: CacheFlags, *, flush_s: float = _MOMENT_S, keeps_all: boo
         flush_s=flush_s,
         keeps_all=keeps_all,
     )
+
+
+def own_options(flags: CacheFlags) -> GenerationOptions:
+    """Return what the flags say of each request, to which its own options are added.
+
+    A request may go through a server, whose flags were others: this holds there too. Raises as `tier_config`.
+    """
+    from localllm.runtime.types import GenerationOptions
+
+    return GenerationOptions(is_private=flags.private or _size("--kv-disk", flags.kv_disk) == 0)
 
 
 def tell_once(config: TierConfig, say: Callable[[str], None]) -> None:

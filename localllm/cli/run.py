@@ -48,7 +48,7 @@ def run(
 
     The prompt is the argument, then the files of -f, then piped text, joined by blank lines.
     """
-    from localllm.cli.keeping import has_blocks, tell_once, tier_config
+    from localllm.cli.keeping import has_blocks, own_options, tell_once, tier_config
     from localllm.cli.prompt_input import read_question
     from localllm.cli.signals import Interrupts
     from localllm.cli.wishes import generation_options, load_config
@@ -58,7 +58,7 @@ def run(
     _check_raw(asking)
     with Interrupts(checked_timeout(output.timeout)) as interrupts:
         config = load_config(load, asking.template, deterministic=cache.deterministic)
-        options = generation_options(sampling, is_private=cache.private)
+        options = generation_options(sampling, own_options(cache))
         arguments = [argument for argument in (model, prompt) if argument is not None]
         question = read_question(arguments, asking.file or (), raw=asking.raw, quiet=talk.quiet)
         request = build_request(question.prompt, asking, options)

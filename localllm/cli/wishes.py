@@ -71,12 +71,12 @@ def serving_config(
 
 
 def generation_options(
-    flags: SamplingFlags, *, max_tokens: int | None = ANSWER_TOKENS, is_private: bool = False
+    flags: SamplingFlags, own: GenerationOptions, *, max_tokens: int | None = ANSWER_TOKENS
 ) -> GenerationOptions:
-    """Return how to answer. Raises UsageError naming a setting that is out of its range."""
+    """Return how to answer; `own`: the other flags' options. Raises UsageError naming a setting out of its range."""
     from localllm.runtime.sampling_params import Sampling, resolve
     from localllm.runtime.stop import check_stops
-    from localllm.runtime.types import MAX_SEED, GenerationOptions
+    from localllm.runtime.types import MAX_SEED
 
     wishes: dict[str, Any] = {name: getattr(flags, name) for name in SAMPLING_NAMES if getattr(flags, name) is not None}
     resolve(Sampling(), wishes)
@@ -88,12 +88,12 @@ def generation_options(
         raise UsageError(
             f"--seed takes a whole number from 0 to {MAX_SEED}, not {flags.seed}.", "leave --seed out for a random one"
         )
-    return GenerationOptions(
+    return replace(
+        own,
         max_tokens=flags.max_tokens or max_tokens,
         seed=flags.seed,
         stop=stop,
         sampling=wishes,
-        is_private=is_private,
     )
 
 

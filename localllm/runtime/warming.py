@@ -47,12 +47,15 @@ def warm(model: Warmable, request: GenerationRequest, on_event: Callable[[Event]
     """Compute a prompt up to where any continuation begins, and pin it in the tiers.
 
     `on_event` gets what happens meanwhile (`Admitted`, `Progress`, ...). Raises: what refuses the request
-    or fails it; UsageError where continuations have no beginning in common.
+    or fails it; UsageError where continuations have no beginning in common, and where no cache is wanted.
     """
+    if request.options.cache == "off":
+        raise UsageError("A request that wants no cache cannot be warmed.", "leave cache out", field="cache")
     ids = model.document(request)
     options = GenerationOptions(
         max_tokens=1,
         cache="pin",
+        reuse_prefix=request.options.reuse_prefix,
         sampling={"temperature": 0.0},
         salt=request.options.salt,
         is_private=request.options.is_private,

@@ -10,18 +10,20 @@ from pathlib import Path
 import pytest
 
 from localllm.cli.cache.prompt_file import read_request
+from localllm.cli.output import Notes
 from localllm.errors import Unavailable
-from localllm.runtime.config import LoadConfig, TierConfig
+from localllm.runtime.config import LoadConfig, RuntimeConfig, TierConfig
 from localllm.runtime.engine import EngineSpec
 from localllm.runtime.kv.blocks import NO_ROOT
 from localllm.runtime.kv.explain import Warmed
 from localllm.runtime.kv.ram import Note
 from localllm.runtime.kv.tiers import Tiers
 from localllm.runtime.service import Service
-from localllm.runtime.types import ChatRequest, CompletionRequest
+from localllm.runtime.types import ChatRequest, CompletionRequest, GenerationOptions, GenerationRequest
 from tests.cli.conftest import Opened, Result
-from tests.fake_engine import SPEC
-from tests.worker.local import Local, listening, supervisor_of
+from tests.fake_engine import SPEC, fake_service
+from tests.server.fakes import FakeWorker
+from tests.worker.local import FileSupervisor, Local, listening, supervisor_of
 
 Cli = Callable[..., Result]
 TOKENS = list(range(40, 140)) + [7] * 60
@@ -76,8 +78,11 @@ def test_clear_leaves_no_block(cli: Cli) -> None:
     [
         ("", "no text"),
         ('{"messages": []}', "no messages"),
-        ('{"messages": [3]}', "conversation"),
-        ('{"prompt": 3}', "no text"),
+        ('{"prompt": ["one", "two"]}', "one prompt"),
+        ('{"prompt": "x", "grammar": "root"}', "grammar"),
+        ('{"prompt": "x", "cache": "sometimes"}', "cache"),
+        ('{"messages": [3]}', "is no request"),
+        ('{"prompt": 3}', "is no request"),
     ],
 )
 def test_a_file_that_is_no_prompt_is_refused_before_anything_is_loaded(
@@ -167,21 +172,95 @@ def test_what_found_no_room_on_disk_is_told(
     assert "only its first 64 tokens are kept" in told.err
 
 
+def read(path: Path) -> GenerationRequest:
+    return read_request(path, GenerationOptions(), Notes())
+
+
 def test_a_request_is_read_as_the_server_would(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_text('{"messages": [{"role": "user", "content": "hi"}], "tools": [{"type": "function"}]}')
-    request = read_request(path)
+    request = read(path)
     assert isinstance(request, ChatRequest)
     assert (request.messages[0]["content"], len(request.tools)) == ("hi", 1)
     path.write_text('{"prompt": "once upon"}')
-    prompt = read_request(path)
+    prompt = read(path)
     assert isinstance(prompt, CompletionRequest)
     assert prompt.prompt == "once upon"
-    path.write_text("x-anthropic-billing-header: cch=1\nBe kind.")
-    request = read_request(path)
+    path.write_text("x-anthropic-billing-header: cch=1;\nBe kind.")
+    request = read(path)
     assert isinstance(request, ChatRequest)
     assert request.messages[0]["content"] == "Be kind."
     path.write_text('{"name": "a document that happens to be JSON"}')
-    request = read_request(path)
+    request = read(path)
     assert isinstance(request, ChatRequest)
     assert request.messages[0]["role"] == "system"
+
+
+def test_what_a_body_says_beside_its_prompt_holds(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_text('{"prompt": [5, 6, 7], "cache_prompt": false}')
+    ids = read(path)
+    assert isinstance(ids, CompletionRequest)
+    assert (ids.prompt, ids.options.reuse_prefix) == ((5, 6, 7), False)
+    path.write_text('{"prompt": "def f(", "suffix": "return x", "cache": "off"}')
+    hole = read(path)
+    assert isinstance(hole, CompletionRequest)
+    assert (hole.prompt, hole.suffix, hole.options.cache) == ("def f(", "return x", "off")
+    path.write_text('{"messages": [{"role": "user", "content": "hi"}], "chat_template_kwargs": {"thinks": true}}')
+    request = read(path)
+    assert isinstance(request, ChatRequest)
+    assert request.template_kwargs == {"thinks": True}
+
+
+def test_what_has_no_effect_is_told(cli: Cli, local: Local, file: Path) -> None:
+    line = "x-anthropic-billing-header: cch=1;"
+    asked = {"messages": [{"role": "system", "content": f"{line}\nBe kind."}], "odd": 1}
+    for verb in ("explain", "warm"):
+        told = cli("cache", verb, str(file), "-", stdin=json.dumps(asked))
+        assert "x-anthropic-billing-header is left out" in told.err
+        assert "means nothing here: odd" in told.err
+        plain = cli("cache", verb, str(file), "-", stdin="x-anthropic-billing-header: is a line of agents")
+        assert (plain.code, "left out" in plain.err) == (0, False)
+
+
+def test_a_request_that_wants_no_cache_is_explained_so_and_not_warmed(
+    cli: Cli, opened: Opened, local: Local, file: Path
+) -> None:
+    asked = json.dumps({"prompt": "Rule one: be kind. " * 4, "cache": "off"})
+    assert cli("cache", "explain", str(file), "-", "--json", stdin=asked).json()["reason"] == "off"
+    for where in ([], ["--no-server"]):
+        told = cli("cache", "warm", str(file), "-", *where, stdin=asked)
+        assert (told.code, "wants no cache" in told.err) == (2, True)
+    assert local.worker.requests == []
+
+
+def test_a_private_document_is_pinned_in_the_servers_memory_only(cli: Cli, file: Path, tmp_path: Path) -> None:
+    file.touch()
+    tiers = TierConfig(ram_bytes=1 << 24, disk_dir=str(tmp_path / "kv"), disk_bytes=1 << 24, keeps_all=True)
+    service = fake_service(config=RuntimeConfig(tiers=tiers))
+    worker = FakeWorker("fake", service, model={"path": str(file), "config": {}})
+    document = "Rule one: be kind. Rule two: say what you know. " * 8
+    with listening(FileSupervisor(worker)):
+        told = cli("cache", "warm", str(file), "-", "--private", stdin=document)
+        assert "in the server's memory only" in told.err
+        kept = cli("cache", "warm", str(file), "-", "--private", "--json", stdin=document).json()
+        assert (kept["is_pinned"], kept["kept_tokens"]["disk"]) == (True, 0)
+        assert kept["kept_tokens"]["ram"] == kept["n_tokens"]
+    assert not list((tmp_path / "kv").rglob("*.kv"))  # nor when the model was closed
+
+
+def test_a_server_that_keeps_its_clients_apart_is_not_warmed_from_here(cli: Cli, opened: Opened, file: Path) -> None:
+    with listening(supervisor_of(file, config=LoadConfig(parallel=4)), is_cache_shared=False) as local:
+        warmed = cli("cache", "warm", str(file), "-", stdin="Rule one: be kind.")
+        assert (warmed.code, local.worker.requests) == (2, [])
+        assert "--no-shared-cache" in warmed.err
+        assert "over HTTP with the key" in warmed.err
+        told = cli("cache", "explain", str(file), "-", "--json", stdin="Rule one: be kind.")
+        assert told.json()["n_known_tokens"] == 0
+        assert "not what its HTTP clients would" in told.err
+    assert opened.calls == []
+
+
+def test_a_server_whose_clients_share_says_nothing_of_that(cli: Cli, local: Local, file: Path) -> None:
+    told = cli("cache", "explain", str(file), "-", stdin="Rule one: be kind.")
+    assert (told.code, told.err) == (0, "")

@@ -8,9 +8,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
+from localllm.cli import main
+from localllm.cli.app import build_app
 from localllm.runtime.config import LoadConfig
 from localllm.worker import client, registry
 from localllm.worker.lifecycle import ModelState
@@ -201,3 +205,45 @@ def test_no_server_is_looked_for_without_a_record(cli: Cli, opened: Opened, file
     file.touch()
     result = cli("run", str(file), "hi", "--stats")
     assert (result.out, "server" in result.err) == ("Hello there.\n", False)
+
+
+THROUGH_A_SERVER: dict[tuple[str, ...], tuple[list[str], str | None]] = {
+    ("run",): (["hi"], None),
+    ("chat",): ([], "hello\n/tokens\n"),
+    ("cache", "explain"): (["-"], "be kind to all"),
+    ("cache", "warm"): (["-"], "be kind to all"),
+}
+"""The verbs whose request may go to a server: what is given after the model, and on stdin."""
+
+
+def _verbs(tree: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, verb in tree.commands.items():
+        yield from _verbs(verb, *path, name) if hasattr(verb, "commands") else [((*path, name), verb)]
+
+
+def test_each_verb_whose_request_may_go_to_a_server_is_known_here() -> None:
+    tree = get_command(build_app(main.VERBS, main.GROUPS))
+    found = {path for path, verb in _verbs(tree) if any("--no-server" in p.opts for p in verb.params)}
+    assert found == THROUGH_A_SERVER.keys()
+
+
+@pytest.mark.parametrize("verb", THROUGH_A_SERVER, ids=" ".join)
+@pytest.mark.parametrize("wish", ["--private", "LOCALLLM_PRIVATE", "--kv-disk off", ""])
+def test_what_is_to_be_kept_off_the_disk_is_so_in_the_server_too(
+    cli: Cli,
+    opened: Opened,
+    local: Local,
+    file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    verb: tuple[str, ...],
+    wish: str,
+) -> None:
+    arguments, stdin = THROUGH_A_SERVER[verb]
+    if wish.startswith("LOCALLLM"):
+        monkeypatch.setenv(wish, "1")
+    flags = wish.split() if wish.startswith("-") else []
+    assert cli(*verb, str(file), *arguments, *flags, stdin=stdin).code == 0
+    private = [request.options.is_private for request in local.worker.requests]
+    private += [argument["request"]["options"]["is_private"] for _, argument in local.worker.calls if argument]
+    assert set(private) == {bool(wish)}
+    assert opened.calls == []

@@ -27,12 +27,19 @@ def explain(
     """
     import msgspec
 
-    from localllm.cli.cache.models import opened
+    from localllm.cli.cache.models import isolating, opened
     from localllm.cli.cache.prompt_file import read_request
+    from localllm.cli.keeping import own_options
     from localllm.cli.output import Answer, Notes
 
-    request = read_request(file)
-    with opened(model, load, cache, Notes(verbose=verbose), in_process=no_server) as service:
+    notes = Notes(verbose=verbose)
+    request = read_request(file, own_options(cache), notes)
+    with opened(model, load, cache, notes, in_process=no_server) as service:
+        if url := isolating(service):
+            notes.say(
+                f"note: the server at {url} keeps its clients apart (--no-shared-cache): this is what `run` and `chat` "
+                "would find there, not what its HTTP clients would"
+            )
         told = service.explain(request)
     if json:
         Answer().document({"n_known_tokens": told.n_known_tokens, **msgspec.to_builtins(told)})

@@ -64,6 +64,13 @@ def opened(
             yield local
 
 
+def isolating(service: Service | RemoteService) -> str | None:
+    """Return the address of the server that the model is in, where its HTTP clients find nothing of what is ours."""
+    from localllm.worker.client import RemoteService
+
+    return service.record.url if isinstance(service, RemoteService) and not service.is_cache_shared else None
+
+
 def answers(verb: str, notes: Notes) -> list[dict[str, Any]]:
     """Ask every model that a running server of this user holds; return what each says, with its name and server.
 

@@ -11,7 +11,8 @@ import typer
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
-    from localllm.runtime.types import GenerationRequest
+    from localllm.cli.output import Notes
+    from localllm.runtime.types import GenerationOptions, GenerationRequest
 
 PromptFile: TypeAlias = Annotated[
     Path,
@@ -21,17 +22,34 @@ PromptFile: TypeAlias = Annotated[
 ]
 
 
-def read_request(file: Path) -> GenerationRequest:
-    """Return the request of a file. Raises UsageError for what is neither text nor such JSON."""
+def read_request(file: Path, own: GenerationOptions, notes: Notes) -> GenerationRequest:
+    """Return the request of a file, made as the server makes it of a body; `own` are the options of the flags.
+
+    What of it has no effect is told. Raises UsageError for what is neither text nor what a server could answer.
+    """
     from localllm.cli.prompt_input import read_files, read_stdin
 
     text = (read_stdin(asked_for=True) or "") if str(file) == "-" else read_files([file])[0]
     if not text.strip():
         raise UsageError(f"There is no text in {file}.", "give a document, or JSON with messages")
-    asked = _json(text)
-    if asked is None:
-        asked = {"messages": [{"role": "system", "content": text}]}
-    return _request(asked, file)
+    body = _json(text)
+    if body is None:
+        body = {"messages": [{"role": "system", "content": text}]}
+        text = json.dumps(body)
+    from localllm.server.agent_headers import HEADER
+    from localllm.server.cache import decoded, request_of
+    from localllm.server.fields import IGNORED
+    from localllm.server.isolation import Sender
+
+    try:
+        request, told = request_of(decoded(text.encode(), body), Sender(own), strict=False)
+    except UsageError as error:
+        raise UsageError(f"{file} is no request: {error.message}", error.hint) from None
+    if HEADER in told:
+        notes.say(f"note: the line {told[HEADER]} is left out, as by a server without --keep-agent-headers")
+    if IGNORED in told:
+        notes.say(f"note: this means nothing here: {told[IGNORED]}")
+    return request
 
 
 def _json(text: str) -> dict[str, Any] | None:
@@ -42,25 +60,3 @@ def _json(text: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) and ("messages" in value or "prompt" in value) else None
-
-
-def _request(asked: dict[str, Any], file: Path) -> GenerationRequest:
-    from localllm.runtime.types import ChatRequest, CompletionRequest
-    from localllm.server.agent_headers import leave_out
-    from localllm.server.openai_chat import check_messages
-
-    messages, prompt = asked.get("messages"), asked.get("prompt")
-    if messages is None:
-        if not isinstance(prompt, str):
-            raise UsageError(f"The prompt of {file} is no text.", "send one text")
-        return CompletionRequest(prompt)
-    tools, kwargs = asked.get("tools") or [], asked.get("chat_template_kwargs") or {}
-    if not _is_list_of_objects(messages) or not _is_list_of_objects(tools) or not isinstance(kwargs, dict):
-        raise UsageError(f"The messages of {file} are no conversation.", "a list of role and content")
-    check_messages(messages)
-    kept, _ = leave_out(messages, is_kept=False)
-    return ChatRequest(tuple(kept), tools=tuple(tools), template_kwargs=kwargs)
-
-
-def _is_list_of_objects(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, dict) for one in value)
