@@ -101,8 +101,10 @@ class Exports:
         slot = sequence.slot
         assert slot is not None
         self._sources.pop(slot.id, None)
-        if self._while_running and _is_kept(sequence) and self._tiers.is_on:
-            self._sources[slot.id] = _Source(slot, sequence, sequence.tokens, 0, _note(sequence), is_running=True)
+        may_wait = sequence.run.cache == "pin" and not self._loses_cells  # until it ends
+        if self._while_running and _is_kept(sequence) and self._tiers.is_on and not may_wait:
+            note = _note(sequence, is_running=True)
+            self._sources[slot.id] = _Source(slot, sequence, sequence.tokens, 0, note, is_running=True)
 
     def retired(self, slot: Slot, sequence: Sequence, n_tokens: int) -> None:
         """Take note that a slot is kept for the first `n_tokens` of a sequence alone."""
@@ -114,7 +116,7 @@ class Exports:
             if n_tokens != slot.n_held or slot.is_settling:
                 return
             self._restart(source)
-        elif before is not None and before.sequence is sequence:
+        elif before is not None and before.sequence is sequence and not source.note.is_pinned:
             source.next_start, source.due_start = before.next_start, before.due_start
         self._sources[slot.id] = source
 
@@ -291,7 +293,9 @@ def _is_kept(sequence: Sequence) -> bool:
     return sequence.run.cache != "off"
 
 
-def _note(sequence: Sequence) -> Note:
+def _note(sequence: Sequence, *, is_running: bool = False) -> Note:
+    """Return what is known of a sequence's blocks. They are pinned once its prompt is whole: not if it broke off."""
     run = sequence.run
     is_fleeting = run.is_private and bool(run.root[1])  # a salt that nothing goes to disk for is a connection's
-    return Note(sequence.n_tokens, run.is_private, run.cache == "pin" and not is_fleeting, is_fleeting)
+    is_pinned = run.cache == "pin" and not is_fleeting and not is_running and sequence.n_generated > 0
+    return Note(sequence.n_tokens, run.is_private, is_pinned, is_fleeting)

@@ -238,6 +238,22 @@ def test_what_is_pinned_is_exported_at_once_beside_streams(kind: str) -> None:
     assert sum(entry.block.n_tokens for entry in entries) >= 96
 
 
+@pytest.mark.parametrize("kind", SPECS)
+def test_what_was_to_be_pinned_and_broke_off_is_not(kind: str) -> None:
+    bench, prompt = _bench(SPECS[kind]), _prompt(9, 400)
+    broken = bench.submit(prompt, max_tokens=1, cache="pin")
+    bench.step()
+    assert 64 <= bench.scheduler._running[0].n_computed < 400
+    bench.scheduler.cancel(broken)
+    while not bench.scheduler.is_idle or bench.scheduler.exports.has_work:
+        bench.step()
+    assert len(bench.tiers._ram) > 0
+    assert not [entry for entry in bench.tiers._ram if entry.note.is_pinned]
+    bench.submit(prompt, max_tokens=1, cache="pin")
+    bench.run()
+    assert sum(entry.block.n_tokens for entry in bench.tiers._ram if entry.note.is_pinned) >= 384
+
+
 def test_a_text_that_is_embedded_has_the_spare_slot_to_itself() -> None:
     """The fake engine breaks where a block is exported through a slot that is in use."""
     spec = replace(SPEC, max_embed_rows=4, pool_tokens=700)
