@@ -11,7 +11,7 @@ from localllm.runtime.cost import StepCost
 from localllm.runtime.engine import EngineSpec
 from localllm.runtime.kv.prefix_cache import PrefixCache, PrefixHit
 from localllm.runtime.kv.tiers import CutRule, Link, Tiers
-from localllm.runtime.sequence import Phase, Sequence
+from localllm.runtime.sequence import Phase, RequestRun, Sequence
 from localllm.runtime.slots import Cut, Slot, Slots, usable_cut
 
 
@@ -31,11 +31,16 @@ class Prospect:
 
 
 class Prefixes:
-    """Finds the longest prefix of a sequence. `index` and `tenants` (who sits in which slot) are kept by `Room`."""
+    """Finds the longest prefix of a sequence.
+
+    `index`, `tenants` (who sits in which slot) and `left_by` (the requests at work whose other choices have left
+    theirs) are kept by `Room`.
+    """
 
     def __init__(self, spec: EngineSpec, slots: Slots, tiers: Tiers, cost: StepCost) -> None:
         self.index = PrefixCache()
         self.tenants: dict[int, Sequence] = {}
+        self.left_by: dict[int, RequestRun] = {}
         self._spec = spec
         self._slots = slots
         self._tiers = tiers
@@ -148,9 +153,8 @@ class Prefixes:
     def _may_serve(self, hit: PrefixHit, sequence: Sequence) -> bool:
         """Say whether a slot's prefix is for this sequence: what wants nothing kept serves its own request alone."""
         tenant = self.tenants.get(hit.slot)
-        if tenant is not None and tenant.run is sequence.run:
-            return True
-        return sequence.run.reuse_prefix and (tenant is None or tenant.run.cache != "off")
+        run = self.left_by.get(hit.slot) if tenant is None else tenant.run
+        return run is sequence.run or (sequence.run.reuse_prefix and (run is None or run.cache != "off"))
 
     def _known(self, sequence: Sequence) -> tuple[Link, ...]:
         """Return what the tiers know of a sequence, as far as it may be used."""

@@ -27,7 +27,7 @@ from localllm.runtime.kv.exports import Exports
 from localllm.runtime.kv.tiers import Link, Tiers
 from localllm.runtime.metrics import RuntimeStats
 from localllm.runtime.prefixes import Prefixes
-from localllm.runtime.sequence import Sequence
+from localllm.runtime.sequence import RequestRun, Sequence
 from localllm.runtime.slots import Checkpoint, Cut, Slot, Slots, usable_cut
 
 _CHECKPOINTS_PER_SLOT = 4
@@ -196,25 +196,22 @@ class Room:
         return n_used - self.slots.used_cells
 
     def retire(self, sequence: Sequence) -> None:
-        """Keep what a sequence's slot holds, for whoever comes with the same prefix, unless it wants nothing kept."""
+        """Keep what a sequence's slot holds, for whoever comes with the same prefix.
+
+        Where it wants nothing kept, for its request's other choices alone.
+        """
         n_kept = self.prefixes.n_kept(sequence)
         slot = self._leave(sequence)
-        if slot is None:
-            return
-        cut = Cut(n_kept) if n_kept == slot.n_held else usable_cut(self.spec, slot, n_kept, can_take_over=True)
-        if cut.n_tokens == 0 or sequence.run.cache == "off":
-            self._clear(slot)
-            return
-        self._cut_back(slot, cut)
-        self.slots.retain(slot)
-        self._cache.insert(sequence.run.root, slot.id, sequence.tokens[: cut.n_tokens])
-        self.exports.retired(slot, sequence, cut.n_tokens)
+        if slot is not None:
+            self._retain(slot, sequence, n_kept)
+        self._forget_ended(sequence.run)
 
     def vacate(self, sequence: Sequence) -> None:
         """Empty a sequence's slot and free it; idempotent."""
         slot = self._leave(sequence)
         if slot is not None:
             self._clear(slot)
+        self._forget_ended(sequence.run)
 
     def roll_back(self, slot: Slot, n_tokens: int) -> None:
         """Drop the rows of a rejected draft."""
@@ -310,6 +307,29 @@ class Room:
             if not self.evict_one(keep=source):
                 return False
         return True
+
+    def _retain(self, slot: Slot, sequence: Sequence, n_kept: int) -> None:
+        """Keep the first `n_kept` tokens of a slot that a sequence has left, where they can be cut there."""
+        run = sequence.run
+        cut = Cut(n_kept) if n_kept == slot.n_held else usable_cut(self.spec, slot, n_kept, can_take_over=True)
+        if cut.n_tokens == 0 or (run.cache == "off" and run.is_finished):
+            self._clear(slot)
+            return
+        self._cut_back(slot, cut)
+        self.slots.retain(slot)
+        self._cache.insert(run.root, slot.id, sequence.tokens[: cut.n_tokens])
+        self.prefixes.left_by[slot.id] = run
+        if run.cache != "off":
+            self.exports.retired(slot, sequence, cut.n_tokens)
+
+    def _forget_ended(self, run: RequestRun) -> None:
+        """Once a request has ended, keep nothing for its choices alone."""
+        if run.is_finished:
+            left_by = self.prefixes.left_by
+            for slot_id in [slot_id for slot_id, left in left_by.items() if left is run]:
+                del left_by[slot_id]
+                if run.cache == "off" and self.slots.is_retained(self.slots[slot_id]):
+                    self._clear(self.slots[slot_id])
 
     def _leave(self, sequence: Sequence) -> Slot | None:
         slot, sequence.slot = sequence.slot, None
