@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Protocol, TypeVar
 
-from localllm.errors import UsageError
+from localllm.errors import Unavailable, UsageError
 from localllm.runtime.answers import AnswerMemory
 from localllm.runtime.engine import EngineSpec, PrefixRule
 from localllm.runtime.events import Event
 from localllm.runtime.kv import survey
+from localllm.runtime.kv.asking import ask_once
 from localllm.runtime.kv.explain import MESSAGES, CacheStats, Cleared, Explanation, Reason, divergence
 from localllm.runtime.kv.tiers import Tiers
 from localllm.runtime.prepare import ModelFacts, prepare
@@ -24,6 +25,7 @@ T = TypeVar("T")
 _DAYS_BACK = 7
 _MORE_TOKENS = 16  # that have to be held, but not for this request, to be a reason: all prompts begin alike
 _POLL_S = 0.01
+_ANSWER_S = 60.0  # that people wait for an answer about what lies on disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +84,20 @@ class Caches:
     def explain(self, request: Request) -> Explanation:
         """Return what is known of a request's prompt, and why not more; nothing is computed.
 
-        Raises: what refuses the request.
+        Raises: what refuses the request; Unavailable where the disk does not answer.
         """
         if isinstance(request, EmbeddingRequest):
             raise UsageError("Texts to embed are never cached.", "give one prompt", field="prompt")
+        return _in_time(lambda: self._explain(request))
+
+    def kept(self, request: GenerationRequest, wait_s: float) -> dict[str, int]:
+        """Return how many of a prompt's leading tokens each tier holds; wait for what is still to be written.
+
+        Raises: what refuses the request; Unavailable where the disk does not answer.
+        """
+        return _in_time(lambda: self._kept(request, wait_s))
+
+    def _explain(self, request: GenerationRequest) -> Explanation:
         run = self._run(request, self._facts)
         sequence = run.sequences[0]
         known = self._known(sequence)
@@ -107,8 +119,7 @@ class Caches:
             else None,
         )
 
-    def kept(self, request: GenerationRequest, wait_s: float) -> dict[str, int]:
-        """Return how many of a prompt's leading tokens each tier holds; wait for what is still to be written."""
+    def _kept(self, request: GenerationRequest, wait_s: float) -> dict[str, int]:
         sequence = self._run(request, self._facts).sequences[0]
         end_s = time.monotonic() + wait_s
         self._wait_kept(end_s)
@@ -145,11 +156,14 @@ class Caches:
         )
 
     def clear(self) -> Cleared:
-        """Forget all that is kept of requests that have ended: slots, RAM, and this engine's files, pinned ones too."""
+        """Forget all that is kept of requests that have ended: slots, RAM, and this engine's files, pinned ones too.
+
+        Raises: Unavailable where the disk does not answer: what lies there may still do so then.
+        """
         held = self._on_engine(self._clear_held)
         if self._answers is not None:
             self._answers.clear()
-        files = self._tiers.clear()
+        files = _in_time(self._tiers.clear)
         self._on_engine(self._clear_held)  # what was taken from there, or ended, meanwhile
         return replace(held, n_disk_blocks=files.n_disk_blocks, disk_bytes=files.disk_bytes)
 
@@ -253,6 +267,14 @@ class Caches:
         return self._on_engine(lambda: self._scheduler.exports.has_work) or (
             disk is not None and disk.stats().waiting_bytes > 0
         )
+
+
+def _in_time(question: Callable[[], T]) -> T:
+    """Return what `question` returns. Raises: what it raises; Unavailable where the disk holds it up for ever."""
+    try:
+        return ask_once(question, _ANSWER_S)
+    except TimeoutError:
+        raise Unavailable("The folder of the disk tier does not answer.", "localllm doctor") from None
 
 
 class _Nobody:

@@ -15,11 +15,14 @@ import pytest
 
 from localllm.errors import EngineError, Unavailable, UsageError
 from localllm.models.template import names
-from localllm.runtime import events
+from localllm.runtime import caches, events
 from localllm.runtime.config import RuntimeConfig, TierConfig
 from localllm.runtime.cost import StepCost
 from localllm.runtime.engine import Batch, EngineSpec, PrefixRule
+from localllm.runtime.kv import asking as asking_module
+from localllm.runtime.kv import disk as disk_module
 from localllm.runtime.kv import disk_room
+from localllm.runtime.kv.disk_index import DiskIndex, Found
 from localllm.runtime.kv.explain import MESSAGES, Cleared, Explanation
 from localllm.runtime.kv.ram import Note
 from localllm.runtime.service import Service
@@ -599,6 +602,44 @@ def test_counting_waits_for_no_folder(make: Making, monkeypatch: pytest.MonkeyPa
 
 
 # The engine's thread
+
+
+def test_a_folder_that_hangs_holds_up_no_request_and_its_questions_end(
+    make: Making, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking_module, "STEP_S", 0.1)
+    monkeypatch.setattr(caches, "_ANSWER_S", 0.2)
+    service, gate, real = make(disk="kv"), threading.Event(), DiskIndex.children
+    run(service, HARBOUR)
+    off_device(service)
+
+    def hangs(index: DiskIndex, parent: bytes) -> list[Found]:
+        gate.wait(30)
+        return real(index, parent)
+
+    monkeypatch.setattr(DiskIndex, "children", hangs)
+    begun_s = time.monotonic()
+    assert run(service, HARBOUR).get("ram")
+    for number in range(4):
+        run(service, f"{number} {OTHER}")
+    with pytest.raises(Unavailable):
+        service.explain(asking(HARBOUR))
+    assert service.cache_stats().disk is not None
+    assert time.monotonic() - begun_s < 10
+    gate.set()
+
+
+def test_a_model_is_loaded_without_a_folder_that_hangs(make: Making, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Event()
+    monkeypatch.setattr(disk_module, "_OPEN_S", 0.1)
+    monkeypatch.setattr(disk_module, "open_folder", lambda folder: b"s" * 32 if gate.wait(30) else b"")
+    service = make(disk="kv")
+    assert run(service, HARBOUR) == {}
+    told = service.cache_stats().disk
+    assert told is not None
+    assert "does not answer" in str(told["failure"])
+    assert service.clear_cache().n_disk_blocks == 0
+    gate.set()
 
 
 def test_a_question_that_fails_is_the_askers_alone(make: Making) -> None:

@@ -12,12 +12,13 @@ import hashlib
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from localllm.models.available import available_bytes
 from localllm.models.disk import files
 from localllm.runtime.config import TierConfig
+from localllm.runtime.kv.asking import ask_once
 from localllm.runtime.kv.blocks import Block, Key
 from localllm.runtime.kv.disk_format import VERSION, BadFile, NewerFile, read_file
 from localllm.runtime.kv.disk_index import DiskIndex
@@ -29,6 +30,7 @@ from localllm.runtime.kv.disk_writer import Writer
 
 logger = logging.getLogger("localllm.runtime.kv")
 
+_OPEN_S = 5.0  # that a model's loading waits for the folder; then it does without
 _SMALL_BYTES = 64 << 20  # are read without a look at how much memory there is
 
 
@@ -70,15 +72,23 @@ class DiskTier:
         self._folder = Path(config.disk_dir) / name
         self._index = DiskIndex(self._folder)
         self._refusal = ""
+        self._about = {"model": model_name, "fingerprint": fingerprint}
         try:
-            self.secret = open_folder(Path(config.disk_dir))
+            self.secret, self._writer = ask_once(self._open, _OPEN_S)
         except OSError as error:
             self.secret, self._refusal = os.urandom(SECRET_BYTES), error.strerror or str(error)
             logger.warning("the disk tier is off: %s", self._refusal)
-        about = {"model": model_name, "fingerprint": fingerprint}
-        self._writer = Writer(self._folder, self._index, config, about=about, secret=self.secret)
-        if not self._refusal:
+            self._writer = self._writer_of(replace(config, disk_bytes=0), self.secret)
+        else:
             self._writer.start()
+
+    def _open(self) -> tuple[bytes, Writer]:
+        """Return the secret and the writer of the folder, which is made where there is none. Raises OSError."""
+        secret = open_folder(Path(self._config.disk_dir))
+        return secret, self._writer_of(self._config, secret)
+
+    def _writer_of(self, config: TierConfig, secret: bytes) -> Writer:
+        return Writer(self._folder, self._index, config, about=self._about, secret=secret)
 
     @property
     def version(self) -> int:

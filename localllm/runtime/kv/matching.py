@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import islice
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from localllm.runtime.engine import EngineSpec, ExportUnit, PrefixRule
+from localllm.runtime.kv.asking import Tick
 from localllm.runtime.kv.blocks import Block, Chain, Key, KeyMaker
 from localllm.runtime.kv.ram import RamTier
 from localllm.runtime.kv.reading import Reading
@@ -62,6 +64,14 @@ class Lookup:
     states: dict[int, Key] = field(default_factory=dict)
     reading: Reading | None = None
     matched: tuple[tuple[int, ...], tuple[Link, ...]] = ((), ())
+
+
+@dataclass(frozen=True, slots=True)
+class OnDisk:
+    """What the disk says of a sequence: `tails` and `states` of its lookup."""
+
+    tails: tuple[Block, ...] = ()
+    states: Mapping[int, Key] = field(default_factory=dict)
 
 
 class Matcher:
@@ -161,22 +171,26 @@ class Matcher:
 
     # --- while a sequence is prepared, without the lock
 
-    def look_on_disk(self, lookup: Lookup, tokens: Tokens) -> None:
-        """Ask the disk for the blocks of a sequence, from its first to where it leaves all that is known."""
+    def look_on_disk(self, root_key: Key, keys: Iterable[Key], tokens: Tokens, tick: Tick) -> OnDisk:
+        """Ask the disk for the blocks of a sequence, from its first to where it leaves all that is known.
+
+        `keys`: of its whole blocks.
+        """
         if self._disk is None:
-            return
-        chain, size = lookup.chain, self._maker.block_tokens
+            return OnDisk()
+        size = self._maker.block_tokens
         if self.rule is CutRule.WHOLE:
-            lengths = {block.n_tokens for block in self._disk.children(chain.root_key)}
-            lookup.states.update(self._maker.beginnings(chain.root_key, tokens, lengths))
-            return
-        parent, start = chain.root_key, 0
-        for key in chain.keys[: (len(tokens) - 1) // size]:  # one token at least is left to be computed
+            lengths = {block.n_tokens for block in self._disk.children(root_key)}
+            return OnDisk(states=self._maker.beginnings(root_key, tokens, lengths))
+        parent, start = root_key, 0
+        for key in islice(keys, (len(tokens) - 1) // size):  # one token at least is left to be computed
             if key not in self._ram and self._disk.find(parent, key) is None:
                 break
             parent, start = key, start + size
+            tick()
         own, followers = tokens[start : start + size], self._disk.children(parent)
         if own and followers:
             found = self._fitting(followers, self._maker.marks(parent, own))
             best = [max(found, key=lambda one: one[1])] if found and self.rule is CutRule.ANYWHERE else found
-            lookup.tails = tuple(block for block, _ in best)
+            return OnDisk(tuple(block for block, _ in best))
+        return OnDisk()

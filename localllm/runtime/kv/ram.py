@@ -167,12 +167,12 @@ class RamTier:
         """Return all, those first that are of most use: the newest, each after those before it in its sequence."""
         ordered = dict[Key, Entry]()
         for entry in sorted(self._entries.values(), key=lambda entry: entry.stamp, reverse=True):
-            chain, at, end = list[Entry](), self._entries.get(entry.block.key), entry.block.end
-            while (
-                at is not None and at.block.key not in ordered and at.block.end == end
-            ):  # a file may say what is wrong
+            chain, end = list[Entry](), entry.block.end
+            at: Entry | None = entry
+            while at is not None and at.block.key not in ordered and at.block.end == end:  # a file may lie
                 chain.append(at)
-                at, end = self._entries.get(at.block.parent), at.block.start
+                end = at.block.start
+                at = self._entries.get(at.block.parent)
             ordered.update((one.block.key, one) for one in reversed(chain))
         return list(ordered.values())
 

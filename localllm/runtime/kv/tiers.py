@@ -1,7 +1,8 @@
 """KV beyond the device: blocks in RAM and on disk behind one door, found by what they were computed from.
 
-A prompt is looked up while it is prepared: keys are made and the disk is asked on that thread, and what
-RAM lacks is read meanwhile by a thread of its own (`reading.py`). The engine's thread touches no file.
+A prompt is looked up while it is prepared: the disk is asked by a thread of its own (`asking.py`), and what
+RAM lacks is read meanwhile by another (`reading.py`). Neither the engine's thread nor one that prepares
+touches a file.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 from localllm.models.available import available_bytes, total_bytes
 from localllm.runtime.config import TierConfig
 from localllm.runtime.engine import EngineSpec
+from localllm.runtime.kv.asking import Asker
 from localllm.runtime.kv.blocks import Block, Chain, Key, KeyMaker, Root
 from localllm.runtime.kv.explain import Cleared
 from localllm.runtime.kv.matching import CutRule, Link, Lookup, Matcher, Tier, cut_rule
@@ -80,6 +82,7 @@ class Tiers:
         self._matcher = Matcher(spec, self.maker, self._ram, disk)
         ahead_bytes = min(max(limit_bytes // _SHARE_AHEAD, _LEAST_AHEAD_BYTES), _MOST_AHEAD_BYTES)
         self._reader = None if disk is None else Reader(disk.read, self._ram.__contains__, wake, ahead_bytes)
+        self._asker = Asker()
         self._lock = threading.Lock()
         self._checked_s = 0.0
 
@@ -104,7 +107,7 @@ class Tiers:
         return self._disk
 
     def look_up(self, root: Root, tokens: Tokens, *, reads: bool = True) -> Lookup:
-        """Find out what the disk holds of a prompt. Not for the engine's thread.
+        """Find out what the disk holds of a prompt, as far as it answers in time. Not for the engine's thread.
 
         `reads`: begin to read what RAM lacks.
         """
@@ -112,7 +115,13 @@ class Tiers:
         if self.rule is not CutRule.WHOLE:
             lookup.chain.extend(tokens)
         if self._reader is not None:
-            self._matcher.look_on_disk(lookup, tokens)
+            root_key, keys, look = lookup.chain.root_key, tuple(lookup.chain.keys), self._matcher.look_on_disk
+            on_disk = self._asker.ask(lambda tick: look(root_key, keys, tokens, tick))
+            if on_disk is not None:
+                lookup.tails = on_disk.tails
+                lookup.states.update(on_disk.states)
+            elif self._asker.is_resting:  # what RAM holds is found nevertheless
+                return lookup
             links = self.match(lookup, tokens, len(tokens) - 1)
             wanted = [link.block for link in links if link.tier == "disk"]
             if reads and wanted:
@@ -270,6 +279,7 @@ class Tiers:
 
     def close(self) -> None:
         """End the tiers' threads, once what is to be written is, within the time that the settings give. Idempotent."""
+        self._asker.close()
         if self._reader is not None:
             self._reader.close()
         if self._disk is None:

@@ -13,6 +13,7 @@ import pytest
 
 from localllm.runtime.config import TierConfig
 from localllm.runtime.engine import EngineSpec, PrefixRule
+from localllm.runtime.kv import asking
 from localllm.runtime.kv import ram as ram_module
 from localllm.runtime.kv import tiers as tiers_module
 from localllm.runtime.kv.blocks import NO_ROOT, Block, Chain
@@ -122,6 +123,34 @@ def test_reading_begins_while_the_request_is_prepared_and_the_engine_finds_the_b
     assert [tiers.take(lookup, link) for link in links] == [_blob(block) for block in blocks]
     assert disk.n_reads == 5
     assert tiers.stats().read_ahead_bytes == 0
+    tiers.close()
+
+
+def test_a_disk_that_does_not_answer_holds_nobody_up_and_what_ram_holds_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(asking, "STEP_S", 0.1)
+    disk = MemoryDisk()
+    tiers = _tiers(disk)
+    _put(tiers, TOKENS[:8])
+    disk.may_list.clear()
+    begun_s = time.monotonic()
+    for _ in range(20):
+        lookup = tiers.look_up(NO_ROOT, TOKENS)
+        assert [link.tier for link in tiers.match(lookup, TOKENS, 19)] == ["ram"] * 2
+    assert time.monotonic() - begun_s < 2, "it is waited for once"
+    disk.may_list.set()
+    _until(lambda: not tiers._asker.is_resting)
+    _put(_tiers(disk), TOKENS)
+    assert len(tiers.match(tiers.look_up(NO_ROOT, TOKENS), TOKENS, 19)) == 5
+    tiers.close()
+
+
+def test_who_prepares_touches_no_file() -> None:
+    disk = MemoryDisk()
+    tiers = _tiers(disk)
+    tiers.look_up(NO_ROOT, TOKENS)
+    assert disk.threads == {"localllm-kv-ask"}
     tiers.close()
 
 
