@@ -212,7 +212,7 @@ def models(_: Machine) -> Iterator[Row]:
 
 
 def _disk(home: Path) -> Iterator[Row]:
-    there = next(folder for folder in (home, *home.parents) if folder.exists())
+    there = next(folder for folder in (home, *home.parents) if os.path.exists(folder))
     writable = os.access(there, os.W_OK)
     free = size(shutil.disk_usage(there).free)
     told, advice = (
@@ -226,13 +226,19 @@ def kept(_: Machine) -> Iterator[Row]:
     from localllm.cli.keeping import default_folder, is_own, kept_bytes
 
     folder = default_folder()
-    if not folder.exists():
+    try:
+        is_safe = is_own(folder)
+    except (FileNotFoundError, NotADirectoryError):
         yield "on disk", f"nothing yet, in {folder}", "ok", ""
+        return
+    except OSError as error:
+        yield "folder", f"{folder} cannot be used: {error.strerror}", "wrong", "export LOCALLLM_KV_DIR=/a/folder"
         return
     n_blocks, n_bytes = kept_bytes(folder)
     yield "on disk", f"{size(n_bytes)} in {n_blocks} blocks, in {folder}", "ok", ""
-    if not is_own(folder):
-        yield "folder", "others may write to it, so it is not used", "wrong", f"chmod 700 {folder}"
+    if not is_safe:
+        told = "it is not yours alone, so it is not used"
+        yield "folder", told, "wrong", f"chmod 700 {folder}, or export LOCALLLM_KV_DIR=/a/folder"
 
 
 def settings(_: Machine) -> Iterator[Row]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -70,18 +70,14 @@ def own_options(flags: CacheFlags) -> GenerationOptions:
 
 
 def tell_once(config: TierConfig, say: Callable[[str], None]) -> None:
-    """Say that there is a disk tier, the first time that something may lie there."""
-    mark = Path(config.disk_dir) / "told" if config.disk_dir else None
-    if mark is None or mark.exists():
+    """Say that there is a disk tier, the first time that something may lie there; never where it cannot be used."""
+    if not config.disk_dir or not _is_first(Path(config.disk_dir)):
         return
     limit = "a tenth of the free disk" if config.disk_bytes is None else f"{config.disk_bytes / 1e9:.1f} GB"
     say(
         f"what long prompts compute is kept in {config.disk_dir}, at most {limit} "
         "(localllm cache; --private or --kv-disk off keeps nothing there)"
     )
-    with contextlib.suppress(OSError):
-        mark.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        mark.touch(mode=0o600)
 
 
 def kept_bytes(folder: Path) -> tuple[int, int]:
@@ -93,14 +89,28 @@ def kept_bytes(folder: Path) -> tuple[int, int]:
 
 
 def is_own(folder: Path) -> bool:
-    """Say whether nobody else can write to a folder."""
-    facts = folder.stat()
-    return facts.st_uid == os.getuid() and not facts.st_mode & 0o022
+    """Say whether a folder is the user's, and nobody else can write to it. Raises OSError."""
+    facts = os.lstat(folder)
+    return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid() and not facts.st_mode & 0o022
 
 
 def has_blocks(config: TierConfig) -> bool:
     """Say whether something lies in the folder of the disk tier."""
-    return bool(config.disk_dir) and any(Path(config.disk_dir).glob("*/*/*.kv"))
+    from localllm.runtime.kv.disk_room import survey
+
+    return bool(config.disk_dir) and any(True for _ in survey(Path(config.disk_dir)))
+
+
+def _is_first(folder: Path) -> bool:
+    """Take note that a folder is told of; False = that was done before, or it is not one that can be used."""
+    from localllm.runtime.kv.disk_secret import make_folder
+
+    try:
+        make_folder(folder)
+        os.close(os.open(folder / "told", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    except OSError:  # it is there, or the tier is off for the same reason, and says so
+        return False
+    return True
 
 
 def _size(flag: str, text: str) -> int | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from localllm.cli.keeping import default_folder, tell_once, tier_config
+from localllm.cli.keeping import default_folder, has_blocks, tell_once, tier_config
 from localllm.cli.options import CacheFlags
 from localllm.errors import UsageError
 from localllm.runtime.config import TierConfig
@@ -70,3 +72,55 @@ def test_the_folder_is_told_once(tmp_path: Path) -> None:
     assert str(tmp_path / "kv") in told[0]
     tell_once(TierConfig(), told.append)
     assert len(told) == 1
+
+
+@pytest.mark.parametrize("how", ["a file in the way", "others may write", "no way in"])
+def test_a_folder_that_cannot_be_used_is_not_told_of_and_ends_no_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    folder, told = tmp_path / "kv", list[str]()
+    if how == "a file in the way":
+        folder.write_text("")
+    else:
+        folder.mkdir(mode=0o700)
+    if how == "others may write":
+        folder.chmod(0o777)
+    if how == "no way in":
+        _refuse(folder, monkeypatch)
+    config = TierConfig(disk_dir=str(folder), disk_bytes=10**9)
+    tell_once(config, told.append)
+    assert not has_blocks(config)
+    assert told == []
+
+
+def test_doctor_says_of_a_folder_that_cannot_be_looked_at_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    from localllm.cli.checks import Machine, kept
+
+    _refuse(default_folder(), monkeypatch)
+    [(name, value, state, advice)] = kept(Machine())
+    assert (name, state) == ("folder", "wrong")
+    assert f"{default_folder()} cannot be used: Permission denied" in value
+    assert "LOCALLLM_KV_DIR" in advice
+
+
+def test_doctor_says_that_another_users_folder_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    from localllm.cli.checks import Machine, kept
+
+    default_folder().mkdir(parents=True, mode=0o700)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    assert [state for _, _, state, _ in kept(Machine())] == ["ok", "wrong"]
+
+
+def _refuse(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have whatever is asked of a folder, or of what lies in it, be refused, as a path's own `exists` is not."""
+    for name in ("stat", "lstat", "open", "scandir", "listdir", "mkdir"):
+        monkeypatch.setattr(os, name, _refusing(folder, getattr(os, name)))
+
+
+def _refusing(folder: Path, real: Callable[..., object]) -> Callable[..., object]:
+    def call(path: str | Path, *args: object, **named: object) -> object:
+        if Path(str(path)).is_relative_to(folder):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path, *args, **named)
+
+    return call
