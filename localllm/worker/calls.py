@@ -64,12 +64,14 @@ class Calls:
         self._about_caches: Mapping[str, Callable[[Any], Any]] = {
             "explain": lambda argument: service.explain(_request(argument)),
             "document": lambda argument: {"tokens": service.document(_request(argument))},
-            "kept": lambda argument: dict(service.kept(_prompt(argument))),
             "clear_cache": lambda argument: service.clear_cache(),
         }
         self._quick: Mapping[str, Callable[[Any], Any]] = {
             "stats": self._stats,
             "cache_stats": lambda argument: service.cache_stats(),
+        }
+        self._about_writing: Mapping[str, Callable[[Any], Any]] = {
+            "kept": lambda argument: dict(service.kept(_prompt(argument)))
         }
         self._limits: Mapping[str, Callable[[Any], Any]] = {
             "limit_ram": lambda argument: service.limit_ram(_argument(argument, RamLimit).limit_bytes)
@@ -83,13 +85,17 @@ class Calls:
         """Say whether an answer may wait for the engine's thread or the disk, for seconds."""
         return call.verb in self._about_caches
 
+    def is_about_writing(self, call: Call) -> bool:
+        """Say whether an answer waits until things are written: those who clear the caches must not wait behind it."""
+        return call.verb in self._about_writing
+
     def is_limit(self, call: Call) -> bool:
         """Say whether a call frees memory: it waits for nothing, and that may take a second."""
         return call.verb in self._limits
 
     def answer(self, call: Call) -> Result:
         """Return the answer. Raises UsageError for an unknown verb or a bad argument, and what the runtime raises."""
-        kinds = (self._slow, self._about_caches, self._limits, self._quick)
+        kinds = (self._slow, self._about_caches, self._about_writing, self._limits, self._quick)
         verb = next((kind[call.verb] for kind in kinds if call.verb in kind), None)
         if verb is None:
             raise UsageError("There is no such call.", "use the same version on both sides", field="verb")

@@ -41,6 +41,7 @@ class Desk:
         self._max_preparing = max_waiting
         self._pool = ThreadPoolExecutor(_N_PREPARING, "localllm-prepare")
         self._cache_pool = ThreadPoolExecutor(1, "localllm-caches")  # what waits there delays no request
+        self._writing_pool = ThreadPoolExecutor(1, "localllm-kept")  # and that delays nobody who clears them
         self._limit_pool = ThreadPoolExecutor(1, "localllm-limits")  # memory is wanted now
         self._deliveries: dict[int, Delivery] = {}
         self._lock = threading.Lock()
@@ -62,6 +63,8 @@ class Desk:
                 self._pool.submit(self._call, frame)
             case Call() if self._calls.is_about_caches(frame):
                 self._cache_pool.submit(self._call, frame)
+            case Call() if self._calls.is_about_writing(frame):
+                self._writing_pool.submit(self._call, frame)
             case Call() if self._calls.is_limit(frame):
                 self._limit_pool.submit(self._call, frame)
             case Call():

@@ -57,7 +57,10 @@ WORKER_CALLS = frozenset(
 """The calls that are a worker's own and are relayed to it."""
 
 LOOKING_CALLS = frozenset(("stats", "cache_stats", "clear_cache"))
-"""Those of them that are no use of the model: it is unloaded as if they had not come."""
+"""Those of them that are no use of the model: it is unloaded as if they had not come.
+
+Their argument may name the model: one whose file has changed or is gone is asked as well.
+"""
 
 
 class Peer:
@@ -225,10 +228,10 @@ class Peer:
             raise UsageError("This connection asked for no model.", "localllm ps")
         return await self._server.supervisor.worker(self._model)
 
-    def _looked_at(self) -> Worker:
-        """Return the model's worker as it is. Raises: Unavailable where there is none any more."""
+    def _looked_at(self, name: str) -> Worker:
+        """Return a model's worker as it is. Raises: Unavailable where there is none any more."""
         for worker in self._server.supervisor.workers():
-            if worker.name == self._model:
+            if worker.name == name:
                 return worker
         raise Unavailable("The model is not loaded any more.", "localllm ps")
 
@@ -255,9 +258,11 @@ class Peer:
                 return entry_to_wire(await supervisor.load(_name_of(call.argument)))
             case "unload":
                 return entry_to_wire(await supervisor.unload(_name_of(call.argument)))
+            case verb if verb in LOOKING_CALLS:
+                worker = self._looked_at(self._model if call.argument is None else _name_of(call.argument))
+                return await worker.call(verb)
             case verb if verb in WORKER_CALLS:
-                worker = self._looked_at() if verb in LOOKING_CALLS else await self._worker()
-                return await worker.call(verb, call.argument)
+                return await (await self._worker()).call(verb, call.argument)
             case _:
                 raise UsageError("There is no such call.", "localllm ps")
 

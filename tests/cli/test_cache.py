@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from localllm.runtime.kv.ram import Note
 from localllm.runtime.kv.tiers import Tiers
 from localllm.runtime.service import Service
 from localllm.runtime.types import ChatRequest, CompletionRequest, GenerationOptions, GenerationRequest
+from localllm.worker.lifecycle import ModelEntry, ModelState
 from tests.cli.conftest import Opened, Result
 from tests.fake_engine import SPEC, fake_service
 from tests.server.fakes import FakeWorker
@@ -145,6 +148,66 @@ def test_a_model_that_cannot_be_asked_is_named_and_the_rest_is_told(cli: Cli, lo
     told = cli("cache", "stats", "--json")
     assert told.json()["models"] == []
     assert "fake at http://127.0.0.1:8080: It hangs." in told.err
+
+
+def test_a_model_that_cannot_be_cleared_is_named_and_the_others_are_cleared(cli: Cli, file: Path) -> None:
+    folder, model = _fill(), {"path": str(file)}
+    workers = [FakeWorker(name, fake_service(), model=model) for name in ("first", "hung", "last")]
+    workers[1].fails["clear_cache"] = Unavailable("It hangs.")
+    with listening(FileSupervisor(*workers)):
+        told = cli("cache", "clear", "--json")
+    assert told.code == 1
+    assert "hung at http://127.0.0.1:8080: It hangs." in told.err
+    assert "Not cleared: hung at http://127.0.0.1:8080." in told.err
+    found = told.json()
+    assert [model["model"] for model in found["models"]] == ["first", "last"]
+    assert found["not_cleared"] == ["hung at http://127.0.0.1:8080"]
+    assert not list(folder.rglob("*.kv"))
+
+
+def test_a_model_whose_file_was_changed_or_deleted_is_cleared(cli: Cli, local: Local, file: Path) -> None:
+    local.server.supervisor.is_changed = True  # type: ignore[attr-defined]
+    file.unlink()
+    told = cli("cache", "clear", "--json")
+    assert told.code == 0
+    assert [model["model"] for model in told.json()["models"]] == ["fake"]
+    assert [model["model"] for model in cli("cache", "stats", "--json").json()["models"]] == ["fake"]
+
+
+def test_clear_waits_for_models_that_are_being_unloaded(
+    cli: Cli, local: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, supervisor = _fill(), local.server.supervisor
+    states, real, seen = [ModelState.STOPPING] * 3, supervisor.entries, list[int]()
+
+    def entries() -> list[ModelEntry]:
+        seen.append(len(list(folder.rglob("*.kv"))))
+        state = states.pop() if states else ModelState.UNLOADED
+        return [replace(entry, state=state, model={}) for entry in real()]
+
+    monkeypatch.setattr(supervisor, "entries", entries)
+    assert cli("cache", "clear").code == 0
+    assert states == []
+    assert set(seen) == {3}, "nothing is deleted before they have ended"
+    assert not list(folder.rglob("*.kv"))
+    states.extend([ModelState.STOPPING] * 100)
+    monkeypatch.setattr("localllm.cli.cache.models._STOPPING_S", 0.2)
+    told = cli("cache", "clear")
+    assert told.code == 1
+    assert "Not cleared: fake at http://127.0.0.1:8080." in told.err
+
+
+def test_what_cannot_be_deleted_is_told(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = _fill()
+
+    def refuses(path: Path) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuses)
+        told = cli("cache", "clear")
+    assert told.code == 1
+    assert f"Not cleared: 3 files in {folder}." in told.err
 
 
 def test_a_model_that_no_server_holds_is_loaded_here(cli: Cli, opened: Opened, tmp_path: Path) -> None:

@@ -140,3 +140,17 @@ def test_who_asks_about_caches_delays_no_request_no_limit_and_no_counter(linked:
     finally:
         goes_on.set()
     assert isinstance(desk.call(10, "explain", argument(QUESTION)), Result)
+
+
+def test_clearing_does_not_wait_behind_those_who_wait_for_the_disk(
+    linked: Callable[..., Linked], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on, desk = threading.Event(), linked(config=CONFIG)
+    monkeypatch.setattr(desk.service, "kept", lambda request: {"disk": int(goes_on.wait(20))})
+    desk.desk.take(Call(1, "kept", argument(QUESTION)))
+    desk.desk.take(Call(2, "kept", argument(QUESTION)))
+    try:
+        assert isinstance(desk.call(3, "clear_cache"), Result)
+    finally:
+        goes_on.set()
+    assert isinstance(desk.call(4, "kept", argument(QUESTION)), Result)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localllm.cli.output import Notes
@@ -14,8 +14,11 @@ if TYPE_CHECKING:
     from localllm.cli.options import CacheFlags, LoadFlags
     from localllm.runtime.service import Service
     from localllm.worker.client import RemoteService
+    from localllm.worker.registry import ServerRecord
 
 TIMEOUT_S = 10.0
+_STOPPING_S = 20.0  # a model may write for ten when it is unloaded, after a step
+_LOOK_S = 0.1
 
 
 @contextmanager
@@ -71,25 +74,57 @@ def isolating(service: Service | RemoteService) -> str | None:
     return service.record.url if isinstance(service, RemoteService) and not service.is_cache_shared else None
 
 
-def answers(verb: str, notes: Notes) -> list[dict[str, Any]]:
+def answers(verb: str, notes: Notes, timeout_s: float = TIMEOUT_S) -> tuple[list[dict[str, Any]], list[str]]:
     """Ask every model that a running server of this user holds; return what each says, with its name and server.
 
-    One that does not answer is told of.
+    Then the names of those that did not answer, each of which is told of.
     """
+    from localllm.worker import client
+
+    found, silent = list[dict[str, Any]](), list[str]()
+    for record, entries in _servers(notes, silent):
+        for entry in (entry for entry in entries if entry["state"] == "ready"):
+            try:
+                answer = client.call(record, verb, {"name": entry["name"]}, timeout_s)
+            except LocalLLMError as error:
+                _note_silent(f"{entry['name']} at {record.url}", error.message, notes, silent)
+            else:
+                found.append({"model": entry["name"], "server": record.url, **answer})
+    return found, silent
+
+
+def wait_stopping(notes: Notes) -> list[str]:
+    """Wait for models that servers are unloading: they write what they keep. Return those that take too long."""
+    end_s = time.monotonic() + _STOPPING_S
+    while True:
+        servers = _servers(Notes(quiet=True), [])
+        late = [
+            f"{one['name']} at {record.url}" for record, all in servers for one in all if one["state"] == "stopping"
+        ]
+        if not late or time.monotonic() > end_s:
+            break
+        time.sleep(_LOOK_S)
+    for who in late:
+        notes.always(f"note: not waited for, {who}: it is still being unloaded")
+    return late
+
+
+def _servers(notes: Notes, silent: list[str]) -> list[tuple[ServerRecord, list[dict[str, Any]]]]:
+    """Return the running servers with their models; one that does not answer is told of and added to `silent`."""
     from localllm.worker import client, registry
 
-    found = []
+    found: list[tuple[ServerRecord, list[dict[str, Any]]]] = []
     for record in registry.running():
-        who = f"the server at {record.url}"
         try:
-            entries = client.call(record, "ps", timeout_s=TIMEOUT_S)
-            for entry in (entry for entry in entries if entry["state"] == "ready"):
-                who = f"{entry['name']} at {record.url}"
-                answer = client.call(record, verb, timeout_s=TIMEOUT_S, path=Path(entry["path"]))
-                found.append({"model": entry["name"], "server": record.url, **answer})
+            found.append((record, client.call(record, "ps", timeout_s=TIMEOUT_S)))
         except LocalLLMError as error:
-            notes.always(f"note: not asked, {who}: {error.message}")
+            _note_silent(f"the server at {record.url}", error.message, notes, silent)
     return found
+
+
+def _note_silent(who: str, why: str, notes: Notes, silent: list[str]) -> None:
+    notes.always(f"note: not asked, {who}: {why}")
+    silent.append(who)
 
 
 def _running(model: str) -> RemoteService | None:

@@ -17,7 +17,7 @@ def stats(json: Json = False) -> None:
     folder = default_folder()
     disk = total(folder)
     notes = Notes()
-    models = answers("cache_stats", notes)
+    models, _ = answers("cache_stats", notes)
     out = Answer()
     if json:
         out.document({"disk": {"folder": str(folder), **disk}, "models": models})
