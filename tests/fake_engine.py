@@ -199,6 +199,9 @@ class FakeEngine:
         self._check(n_tokens <= len(source.tokens) or source.is_short, "a copy is longer than its source")
         self._check(not source.settling, "a pending slot is copied")
         n_tokens = min(n_tokens, len(source.tokens))
+        if source.is_short and not self._keeps_window(source, n_tokens):  # what was planned would have been right
+            self.slots[dst].is_short = True
+            return EditResult(0, outcome=EditOutcome.REFUSED)
         self._check_cut(source, n_tokens)
         if self._fail_copies or (not self.spec.copy_shares_memory and self.used_cells() + n_tokens > self._room_tokens):
             self.slots[dst].is_short = True
@@ -226,11 +229,13 @@ class FakeEngine:
         return EditResult(n_tokens, slot.first_held)
 
     def _check_cut(self, slot: FakeSlot, n_tokens: int) -> None:
-        if self.spec.prefix_rule is PrefixRule.WINDOW:
-            kept = slot.first_held <= max(0, n_tokens - self.spec.window_tokens)
-            self._check(kept, "a window model is cut where its window is gone")
-        elif self.spec.prefix_rule is PrefixRule.CHECKPOINT:
+        self._check(self._keeps_window(slot, n_tokens), "a window model is cut where its window is gone")
+        if self.spec.prefix_rule is PrefixRule.CHECKPOINT:
             self._check(n_tokens == len(slot.tokens), "a state that cannot be cut is cut")
+
+    def _keeps_window(self, slot: FakeSlot, n_tokens: int) -> bool:
+        is_window = self.spec.prefix_rule is PrefixRule.WINDOW
+        return not is_window or slot.first_held <= max(0, n_tokens - self.spec.window_tokens)
 
     def _restore(self, slot: FakeSlot, edit: Restore) -> EditResult:
         if len(slot.tokens) != edit.start:
@@ -309,9 +314,7 @@ class FakeEngine:
             slot = self.slots[item.slot]
             self._check(0 <= item.slot < spec.n_slots - 1, "a slot that is not the scheduler's")
             self._check(item.start == len(slot.tokens), "rows do not start where the slot ends")
-            if spec.prefix_rule is PrefixRule.WINDOW:
-                keeps = slot.first_held <= max(0, item.start - spec.window_tokens)
-                self._check(keeps, "rows run without their window")
+            self._check(self._keeps_window(slot, item.start), "rows run without their window")
             self._check(len(item.tokens) > 0 and 0 <= item.n_logits <= len(item.tokens), "odd rows")
             self._check(item.start + len(item.tokens) <= spec.max_sequence_tokens, "beyond the longest sequence")
             self._check(all(0 <= t < spec.n_vocab for t in item.tokens), "an id outside the vocabulary")

@@ -18,6 +18,7 @@ from localllm.runtime.engine import (
     EditResult,
     EngineSpec,
     ExportUnit,
+    PrefixRule,
     Restore,
     Rewind,
     Truncate,
@@ -28,7 +29,7 @@ from localllm.runtime.kv.tiers import Link, Tiers
 from localllm.runtime.metrics import RuntimeStats
 from localllm.runtime.prefixes import Prefixes
 from localllm.runtime.sequence import RequestRun, Sequence
-from localllm.runtime.slots import Checkpoint, Cut, Slot, Slots, usable_cut
+from localllm.runtime.slots import Checkpoint, Cut, Slot, Slots, keeps_window, usable_cut
 
 _CHECKPOINTS_PER_SLOT = 4
 _RETAINED_SHARE = 0.02  # of a step's time, that retained cells may cost those at work
@@ -112,6 +113,8 @@ class Room:
         self._edits.append(edit)
         self._restored[id(edit)] = block
         self.slots.grow(slot, block.n_tokens)
+        if self.spec.prefix_rule is PrefixRule.WINDOW:  # at best, until the engine says what it has
+            slot.first_held = max(slot.first_held, block.end if block.is_bare else block.end - self.spec.window_tokens)
         if link.n_used < block.n_tokens:
             self._edits.append(Truncate(slot.id, link.end))
             self.slots.cut(slot, link.end)
@@ -241,6 +244,16 @@ class Room:
                 self._cache.remove(slot_id)
                 self.exports.dropped(slot)
                 self.slots.free(slot)
+
+    def drop_gapped(self, sequence: Sequence) -> None:
+        """Have a sequence compute all of its tokens where what it began with came without a whole window at its end."""
+        slot = sequence.slot
+        if slot is None or keeps_window(self.spec, slot, slot.n_held):
+            return
+        self._edits.append(Clear(slot.id))
+        self.slots.cut(slot, 0)
+        sequence.restoring, sequence.n_device = (), 0
+        self.exports.seated(sequence)
 
     def distrust(self, edits: Seq[Edit]) -> list[Sequence]:
         """Clear the slots of edits that the engine never answered; return the sequences that sit in others."""

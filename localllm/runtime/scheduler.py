@@ -290,6 +290,7 @@ class Scheduler:
         for sequence in ready:
             if sequence.slot is None:
                 continue
+            self._room.drop_gapped(sequence)  # before its first row runs
             cached = sequence.cached_tokens
             if sequence.run.admit(cached):
                 self.stats.count_cached(cached)

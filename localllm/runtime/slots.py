@@ -204,8 +204,7 @@ def usable_cut(spec: EngineSpec, slot: Slot, n_common: int, can_take_over: bool)
         case PrefixRule.ANY:
             return Cut(n_common)
         case PrefixRule.WINDOW:
-            keeps_window = slot.first_held <= max(0, n_common - spec.window_tokens)
-            return Cut(n_common if keeps_window else 0)
+            return Cut(n_common if keeps_window(spec, slot, n_common) else 0)
         case PrefixRule.CHECKPOINT:
             if n_common == slot.n_held and (can_take_over or not slot.is_settling):
                 return Cut(n_common)
@@ -213,6 +212,11 @@ def usable_cut(spec: EngineSpec, slot: Slot, n_common: int, can_take_over: bool)
                 return Cut(0)
             best = max((c for c in slot.checkpoints if c.n_tokens <= n_common), key=lambda c: c.n_tokens, default=None)
             return Cut(best.n_tokens, best) if best else Cut(0)
+
+
+def keeps_window(spec: EngineSpec, slot: Slot, n_tokens: int) -> bool:
+    """Say whether a slot has all that rows after its first `n_tokens` must see, as far as windows go."""
+    return spec.prefix_rule is not PrefixRule.WINDOW or slot.first_held <= max(0, n_tokens - spec.window_tokens)
 
 
 def common_prefix(a: Tokens, b: Tokens) -> int:

@@ -124,7 +124,10 @@ class SlotEditor:
             return _held(state, _REFUSED)
         into = edit.slot if is_whole else self._guard.free_spare()
         taken = self._context.write_state(into, blob.payload)
-        if taken != len(blob.payload) or self._context.n_held(into) != blob.end:
+        n_held = self._context.n_held(into)
+        if n_held == 0 and self._rule is PrefixRule.WINDOW and not is_whole:
+            n_held = blob.end  # native code tells of window cells alone, and the block has none
+        if taken != len(blob.payload) or n_held != blob.end:
             self._context.remove(into)
             return _held(state, _REFUSED if taken else _NO_ROOM)
         gap_end = state.gap_end
@@ -157,7 +160,8 @@ class SlotEditor:
 
     def _checked(self, slot: int, state: SlotState) -> EditResult:
         """Compare with what native code says it holds; a slot that differs is cleared."""
-        if self._context.n_held(slot) != state.n_valid:
+        ends_bare = 0 < state.n_valid <= state.gap_end  # there native code tells of cells before those
+        if not ends_bare and self._context.n_held(slot) != state.n_valid:
             return self._cleared(slot, state, _REFUSED)
         if self._rule is PrefixRule.WINDOW:
             self.refresh(slot, state)

@@ -109,11 +109,17 @@ class Guard:
 
     def can_cut(self, state: SlotState, n_tokens: int) -> bool:
         """Say whether the first `n_tokens` of a slot stand on their own: for a cut, or a copy."""
-        if n_tokens in (0, state.n_valid):
+        if n_tokens == 0:
             return True
+        if n_tokens == state.n_valid:
+            return not self.lacks_window(state)
         if self.spec.prefix_rule is PrefixRule.WINDOW:
             return state.first_held <= max(0, n_tokens - self.spec.window_tokens)
         return self.spec.prefix_rule is PrefixRule.ANY
+
+    def lacks_window(self, state: SlotState) -> bool:
+        """Say whether blocks that were put back left cells out that the slot's next row must see."""
+        return min(state.gap_end, state.n_valid) > max(0, state.n_valid - self.spec.window_tokens)
 
     def can_roll_back(self, state: SlotState, n_tokens: int) -> bool:
         """Say whether `n_tokens` at the end may be dropped from a slot whose rollback is bounded."""
@@ -166,6 +172,8 @@ class Guard:
             raise GuardError(f"Slot {item.slot} must be cleared before it runs again.")
         if item.start != state.n_valid:
             raise GuardError(f"Slot {item.slot} holds {state.n_valid} tokens; rows cannot start at {item.start}.")
+        if self.lacks_window(state):
+            raise GuardError(f"Slot {item.slot} lacks cells of its window before {item.start}.")
         if item.start + n_rows > self.spec.max_sequence_tokens:
             raise GuardError(f"Slot {item.slot} would exceed {self.spec.max_sequence_tokens} tokens.")
         self.tokens(item.tokens)
