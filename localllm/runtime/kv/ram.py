@@ -33,9 +33,10 @@ class Note:
     is_fleeting: bool = False
 
     def and_also(self, other: Note) -> Note:
-        """Return what holds of a block that two sequences had."""
-        is_private = self.is_private and other.is_private
-        told = [note.prefix_tokens for note in (self, other) if note.is_private == is_private]  # no private length
+        """Return what holds of a block that two sequences had: private no more, unless pinned for who is."""
+        notes = (self, other)
+        is_private = all(note.is_private for note in [note for note in notes if note.is_pinned] or notes)
+        told = [note.prefix_tokens for note in notes if note.is_private == is_private]  # no private length
         is_pinned, is_fleeting = self.is_pinned or other.is_pinned, self.is_fleeting and other.is_fleeting
         return Note(max(told), is_private, is_pinned, is_fleeting)
 

@@ -181,12 +181,11 @@ class Tiers:
             if held is not None and block.is_bare and not held.block.is_bare:  # what is held is of more use
                 block, blob = held.block, held.blob
             kept = note if held is None else held.note.and_also(note)
-            if note.is_private and note.is_pinned:  # no file is pinned for it
-                kept = replace(kept, is_private=True)
             entry = Entry(block, blob, kept)
             self._keep(entry)
         if not note.is_private:  # also of a block that others have as well: a private request writes nothing
-            self._write(entry, is_second_use=was_evicted)
+            own = Entry(block, blob, note) if kept.is_private else entry  # a private pin pins no file
+            self._write(own, is_second_use=was_evicted)
 
     def used(self, keys: Iterable[Key], in_part: Key | None = None, *, is_private: bool = False) -> None:
         """Take note that another sequence had the blocks of these keys, given from the first on.
@@ -202,10 +201,12 @@ class Tiers:
                 entry = self._ram.get(key)
                 if entry is None:
                     continue
-                if entry.note.is_private:  # how long the private prompt was stays unknown
-                    entry.note = replace(entry.note, is_private=False, prefix_tokens=entry.block.end)
+                own = entry
+                if entry.note.is_private:  # how long that prompt was stays unknown, and that it was pinned
+                    own = Entry(entry.block, entry.blob, Note(entry.block.end))
+                    entry.note = entry.note.and_also(own.note)
                 if not self._lies_on_disk(key):
-                    unwritten.append(entry)
+                    unwritten.append(own)
         for entry in unwritten:
             self._write(entry, is_second_use=True)
         if self._disk is not None and not is_private:

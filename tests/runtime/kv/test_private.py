@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from localllm.runtime.config import TierConfig
-from localllm.runtime.kv.disk_format import SUFFIX
+from localllm.runtime.kv.disk_format import PINNED_SUFFIX, SUFFIX
 from localllm.runtime.kv.tiers import Tiers
 from tests.fake_engine import SPEC, FakeEngine
 from tests.runtime.harness import SPECS, Bench, truth
@@ -101,3 +101,16 @@ def test_no_request_is_written_because_a_private_one_came_after_it(tmp_path: Pat
     bench.answer([*SYSTEM, *SECRET], max_tokens=2, is_private=True, cache="pin")
     tiers.close()
     assert _files(tmp_path) == {}
+
+
+@pytest.mark.parametrize("n_more", [0, 1])
+def test_what_is_pinned_in_private_pins_no_file_when_others_have_it_too(n_more: int, tmp_path: Path) -> None:
+    """It stays in memory for whom it was pinned; others keep what is theirs like anything else."""
+    tiers = _tiers(tmp_path)
+    _ask(tiers, "any", SYSTEM, is_private=True, cache="pin")
+    for _ in range(2):
+        _ask(tiers, "any", [*SYSTEM, *OTHER[:n_more]])
+    tiers.close()
+    assert _files(tmp_path)
+    assert not any(path.name.endswith(PINNED_SUFFIX) for path in _files(tmp_path))
+    assert any(entry.note.is_pinned for entry in tiers._ram)  # the control

@@ -357,7 +357,7 @@ def test_a_private_pin_of_what_others_have_writes_nothing() -> None:
     _put(tiers, TOKENS, Note(2000, is_private=True, is_pinned=True))
     assert disk.writes == []
     tiers.put(blocks[0], _blob(blocks[0]), NOTE)  # the control
-    assert [key for key, *_ in disk.writes] == [blocks[0].key]
+    assert disk.writes == [(blocks[0].key, False, False)]
 
 
 def test_pinned_blocks_are_written_at_once_and_outlast_all_others() -> None:
