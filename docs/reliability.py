@@ -42,8 +42,9 @@ cache holds, and with `--deterministic`, text and logprobs must be equal to the 
 shape moves logits: no logprob of the {n_top} likeliest tokens may differ by more than {drift_nats} nats as long as
 both answers read the same, and texts may part at a *near tie* only, where the cold answer held two tokens to be within
 {drift_nats} nats. All else is *wrong*. *Seen*: how often what a case is about was seen to happen; with less than asked
-it proves nothing, and fails. The control holds answers against those of a prompt with one block of other tokens; there
-*right* is what was found to be wrong, and most must be."""
+it proves nothing, and fails. Prompts end with a few tokens of some place in them once more: a model goes on
+repeating, so its answer hangs on what the cache holds there. The control holds answers against those of a prompt with
+other tokens in that block; there *right* is what was found to be wrong, and most must be."""
 
 KV_KILLS = """Two processes write blocks of KV into one folder of {budget_mb} MB, too small for all, and read again what
 lies there; one is ended by SIGKILL at a random moment, then, up to {most_delay_s} s later, the other. Another is ended

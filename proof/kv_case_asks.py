@@ -18,6 +18,7 @@ LETTERS = range(65, 123)
 """Ids that are ordinary in every vocabulary here: letters of the fake one, single characters of real ones."""
 HITS = f"answers with {MIN_HIT_TOKENS} tokens or more from the cache"
 FROM_DISK = f"answers with {MIN_HIT_TOKENS} tokens or more from disk"
+CUE_TOKENS = 12
 AT_TOKEN, STREAM_GEN = 8, 100
 
 
@@ -41,13 +42,21 @@ class Cases:
     counts: dict[str, Count] = field(default_factory=dict)
     _cold: dict[Prompt, Answer] = field(default_factory=dict)
 
+    def letters(self, n_tokens: int) -> Prompt:
+        """Return tokens like no others."""
+        return tuple(self.rng.choice(LETTERS) for _ in range(n_tokens))
+
     def fresh(self, n_tokens: int | None = None) -> Prompt:
         """Return a prompt like no other."""
-        return tuple(self.rng.choice(LETTERS) for _ in range(n_tokens or self.n_prompt))
+        return self.on(self.letters((n_tokens or self.n_prompt) - CUE_TOKENS))
 
-    def on(self, prefix: Prompt, n_tokens: int = 9) -> Prompt:
-        """Return a prompt that goes on from another's."""
-        return prefix + self.fresh(n_tokens)
+    def on(self, prefix: Prompt, n_tokens: int = CUE_TOKENS) -> Prompt:
+        """Return a prompt that goes on from another's: it begins to repeat some place of it.
+
+        A model goes on repeating, so that its answer hangs on what the cache holds of that place.
+        """
+        start = self.rng.randrange(max(1, len(prefix) - 2 * n_tokens))
+        return prefix + prefix[start : start + n_tokens]
 
     def ask(self, server: Ours, *prompts: Prompt) -> list[Answer]:
         """Send prompts at once; return their answers, in order."""
@@ -92,7 +101,7 @@ class Cases:
         call = side.call(prompt, self.n_gen, cancel_after_s=after_s)
         if beside_stream:
             other = HttpSide(side.name, side.target, {"ignore_eos": True, "cache": "off"})
-            stream = other.call(self.fresh(5), STREAM_GEN)
+            stream = other.call(self.letters(5), STREAM_GEN)
             return asyncio.run(beside(lambda: stream, self.kept, call, AT_TOKEN))[1]
 
         async def alone() -> Outcome:

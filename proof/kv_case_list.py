@@ -11,7 +11,7 @@ from pathlib import Path
 
 from localllm.bench.client.calls import End
 from proof.kv_answers import MIN_HIT_TOKENS, Verdict, answers, verdict
-from proof.kv_case_asks import FROM_DISK, HITS, Cases
+from proof.kv_case_asks import CUE_TOKENS, FROM_DISK, HITS, Cases
 from proof.kv_sides import Ours
 from proof.kv_streams import BLOCK_TOKENS, written_blocks
 
@@ -51,8 +51,8 @@ def _prefix(of: Cases, name: str) -> None:
 
 def _one_token(of: Cases, name: str) -> None:
     """a prompt of one token."""
-    letter = of.fresh(1)
-    of.check(name, [letter, letter, of.fresh(1), letter], owed=0)
+    letter = of.letters(1)
+    of.check(name, [letter, letter, of.letters(1), letter], owed=0)
 
 
 def _edit(of: Cases, name: str) -> None:
@@ -61,7 +61,7 @@ def _edit(of: Cases, name: str) -> None:
         whole = of.fresh()
         of.ask(of.kept, whole)
         at = of.rng.randrange(BLOCK_TOKENS + 1, len(whole) - 10)
-        of.check(name, [whole[:at] + of.fresh(3) + whole[at + of.rng.choice((0, 3, 7)) :]], owed=1)
+        of.check(name, [whole[:at] + of.letters(3) + whole[at + of.rng.choice((0, 3, 7)) :]], owed=1)
 
 
 def _branches(of: Cases, name: str) -> None:
@@ -75,7 +75,7 @@ def _at_once(of: Cases, name: str) -> None:
     """eight at once, some of them alike, answered as one by one."""
     for _ in range(of.n_times):
         first, second = of.fresh(of.n_prompt - 40), of.fresh(of.n_prompt // 3)
-        prompts = [first, first, of.on(first), of.on(first, 30), second, of.on(second), of.fresh(), of.fresh(5)]
+        prompts = [first, first, of.on(first), of.on(first, 30), second, of.on(second), of.fresh(), of.letters(5)]
         of.rng.shuffle(prompts)
         of.check(name, prompts, owed=3, at_once=True)
 
@@ -84,7 +84,7 @@ def _evicted(of: Cases, name: str) -> None:
     """asked in turn, more than the device holds."""
     documents = [of.fresh() for _ in range(12 if of.n_times > 2 else 8)]
     for turn in range(3):
-        of.check(name, [of.on(document, 5) for document in documents], owed=len(documents) if turn else 0)
+        of.check(name, [of.on(document) for document in documents], owed=len(documents) if turn else 0)
 
 
 def _restarted(of: Cases, name: str) -> None:
@@ -220,13 +220,16 @@ def _two_models(of: Cases, other: Ours, name: str) -> None:
 def _control(of: Cases, name: str) -> None:
     """Hold answers against those of a prompt with one block of other tokens: a check that finds no difference is none.
 
-    Right here is what was judged to be wrong.
+    The block is the one of which the prompt's end repeats some tokens, as those of the cases do of any. Right here is
+    what was judged to be wrong.
     """
     count = of.count(name, "")
     for _ in range(of.n_times):
-        prompt = of.fresh()
-        start = len(prompt) - BLOCK_TOKENS - 12
-        other = prompt[:start] + of.fresh(BLOCK_TOKENS) + prompt[start + BLOCK_TOKENS :]
+        text = of.letters(of.n_prompt - CUE_TOKENS)
+        start = of.rng.randrange(len(text) - BLOCK_TOKENS)
+        at = start + of.rng.randrange(BLOCK_TOKENS - 2 * CUE_TOKENS)
+        cue = text[at : at + CUE_TOKENS]
+        prompt, other = text + cue, text[:start] + of.letters(BLOCK_TOKENS) + text[start + BLOCK_TOKENS :] + cue
         found = of.ask(of.kept, prompt)[0]
         is_shown = of.judged(other, found) is Verdict.WRONG
         count.add(found, Verdict.RIGHT if is_shown else Verdict.WRONG)
