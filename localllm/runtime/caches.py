@@ -25,6 +25,7 @@ T = TypeVar("T")
 _DAYS_BACK = 7
 _MORE_TOKENS = 16  # that have to be held, but not for this request, to be a reason: all prompts begin alike
 _POLL_S = 0.01
+_STUCK_S = 10.0  # after which nothing more is waited for that is being written: a disk may hang
 _ANSWER_S = 60.0  # that people wait for an answer about what lies on disk
 
 
@@ -258,15 +259,18 @@ class Caches:
         return False
 
     def _wait_kept(self, end_s: float) -> None:
-        while self._is_keeping() and time.monotonic() < end_s:
+        """Wait for what is on its way into a tier, for as long as it gets on."""
+        seen, moved_s = (0, 0), time.monotonic()
+        while (left := self._left_to_keep()) and time.monotonic() < min(end_s, moved_s + _STUCK_S):
+            if left != seen:
+                seen, moved_s = left, time.monotonic()
             time.sleep(_POLL_S)
 
-    def _is_keeping(self) -> bool:
-        """Say whether something of ended requests is still on its way into a tier."""
-        disk = self._tiers.disk
-        return self._on_engine(lambda: self._scheduler.exports.has_work) or (
-            disk is not None and disk.stats().waiting_bytes > 0
-        )
+    def _left_to_keep(self) -> tuple[int, int] | None:
+        """Return what changes while ended requests' blocks go into a tier; None = all are there."""
+        disk, has_exports = self._tiers.disk, self._on_engine(lambda: self._scheduler.exports.has_work)
+        waiting_bytes = 0 if disk is None else disk.stats().waiting_bytes
+        return (waiting_bytes, self._scheduler.stats.n_exported_blocks) if has_exports or waiting_bytes else None
 
 
 def _in_time(question: Callable[[], T]) -> T:

@@ -38,7 +38,7 @@ from localllm.runtime.types import ChatRequest, CompletionRequest, GenerationReq
 from localllm.runtime.warming import document_tokens, warm
 
 T = TypeVar("T")
-_KEEPING_S = 15.0  # that an answer waits for what is still to be written
+_KEEPING_S = 60.0  # that an answer waits for what is still to be written: gigabytes, of a long document
 _LOOK_S = 0.1  # between looks whether the engine's thread is there
 
 
@@ -240,10 +240,10 @@ class Service:
         """Return the ids with which every prompt begins that goes on after this one. Raises: what refuses it."""
         return document_tokens(request, self.prompt_tokens)
 
-    def kept(self, request: GenerationRequest) -> Mapping[str, int]:
+    def kept(self, request: GenerationRequest, wait_s: float = _KEEPING_S) -> Mapping[str, int]:
         """Return how many of a prompt's leading tokens each tier holds; waits for what is still to be kept."""
         self._check_alive()
-        return self._caches.kept(request, _KEEPING_S)
+        return self._caches.kept(request, wait_s)
 
     def cache_stats(self) -> CacheStats:
         """Return what the caches hold and what they have done."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("localllm.worker")
 T = TypeVar("T")
+_KEPT_S = 20.0  # for things to be written: who asks waits for 30
 _TIER_COUNTS = ("pool_tokens", "ram_limit_bytes", "ram_bytes", "n_ram_blocks", "n_ram_evictions")
 
 
@@ -71,7 +72,7 @@ class Calls:
             "cache_stats": lambda argument: service.cache_stats(),
         }
         self._about_writing: Mapping[str, Callable[[Any], Any]] = {
-            "kept": lambda argument: dict(service.kept(_prompt(argument)))
+            "kept": lambda argument: dict(service.kept(_prompt(argument), _KEPT_S))
         }
         self._limits: Mapping[str, Callable[[Any], Any]] = {
             "limit_ram": lambda argument: service.limit_ram(_argument(argument, RamLimit).limit_bytes)

@@ -76,7 +76,7 @@ def run(service: Service, prompt: str, **options: Any) -> dict[str, int]:
 
 def settle(service: Service) -> None:
     end_s = time.monotonic() + WAIT_S
-    while service._caches._is_keeping():
+    while service._caches._left_to_keep():
         assert time.monotonic() < end_s
         time.sleep(0.001)
 
@@ -686,3 +686,17 @@ def test_who_waits_for_an_engine_that_dies_is_told(make: Making) -> None:
     asker.join(WAIT_S)
     assert not asker.is_alive()
     assert isinstance(failures[0], (EngineError, Unavailable))
+
+
+def test_what_is_kept_is_told_while_another_sequence_runs_on(make: Making) -> None:
+    service = make(replace(SPECS["window"], max_sequence_tokens=4096), on_forward=lambda batch: time.sleep(0.002))
+    stream = service.submit(asking(OTHER, max_tokens=3000, ignore_eos=True))
+    run_beside = collect(service.submit(asking(HARBOUR)))
+    assert run_beside.usage.prompt_tokens
+    started_s = time.monotonic()
+    kept = service.kept(asking(HARBOUR))
+    elapsed_s = time.monotonic() - started_s
+    assert not stream._ended
+    stream.cancel()
+    assert kept["ram"] > 0
+    assert elapsed_s < 5  # not all of the time that it may take

@@ -146,7 +146,7 @@ def test_clearing_does_not_wait_behind_those_who_wait_for_the_disk(
     linked: Callable[..., Linked], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     goes_on, desk = threading.Event(), linked(config=CONFIG)
-    monkeypatch.setattr(desk.service, "kept", lambda request: {"disk": int(goes_on.wait(20))})
+    monkeypatch.setattr(desk.service, "kept", lambda request, wait_s: {"disk": int(goes_on.wait(20))})
     desk.desk.take(Call(1, "kept", argument(QUESTION)))
     desk.desk.take(Call(2, "kept", argument(QUESTION)))
     try:

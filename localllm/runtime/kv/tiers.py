@@ -352,9 +352,9 @@ class Tiers:
             if available_bytes() < _PRESSED_SHARE * total_bytes():
                 self._unshare(self._ram.shrink(self._ram.used_bytes // 2))
 
-    def _unshare(self, gone: Iterable[Entry]) -> None:
+    def _unshare(self, gone: list[Entry]) -> None:
         """Tell the disk tier of blocks that RAM lets go of. Called under the lock."""
-        if self._disk is not None:
+        if gone and self._disk is not None:
             self._disk.unshare([entry.block.key for entry in gone])
 
 

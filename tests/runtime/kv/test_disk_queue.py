@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from localllm.runtime.config import TierConfig
+from localllm.runtime.config import RuntimeConfig, TierConfig
 from localllm.runtime.kv import disk_queue
 from localllm.runtime.kv.blocks import NO_ROOT, Block
 from localllm.runtime.kv.disk_queue import Write, WriteQueue
 from localllm.runtime.kv.survey import kept_tokens
 from localllm.runtime.kv.tiers import Note, Tiers
-from tests.fake_engine import SPEC
+from localllm.runtime.types import CompletionRequest
+from tests.fake_engine import SPEC, fake_service
 from tests.runtime.kv.disk_blocks import LONG_TOKENS, blob_of, block_of, chain_of, files_in, settle, tier, write
 from tests.runtime.kv.memory_disk import MemoryDisk
 
@@ -183,3 +184,14 @@ def test_bytes_are_counted_once_and_none_are_left() -> None:
     assert queue.clear() == 1
     assert queue.take() is None
     assert queue.waiting_bytes == queue._own_bytes == 0
+
+
+def test_a_document_is_warmed_whole_although_the_queue_holds_little_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_queue, "QUEUE_BYTES", 300)  # the fake engine's blocks are small
+    tiers = TierConfig(ram_bytes=1 << 24, disk_dir=str(tmp_path / "kv"), disk_bytes=1 << 30, block_tokens=16)
+    with fake_service(config=RuntimeConfig(tiers=tiers)) as service:
+        warmed = service.warm(CompletionRequest("The harbour opens at nine and closes at six. " * 20))
+        assert warmed.kept_tokens["disk"] == warmed.n_tokens > 400
+        assert sum(path.stat().st_size for path in files_in(tmp_path, "*.pin.kv")) > 10 * 300
