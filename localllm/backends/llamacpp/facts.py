@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from localllm.backends.llamacpp import bindings
 from localllm.backends.llamacpp.context import NativeContext
 from localllm.backends.llamacpp.model import LlamaModel
@@ -48,7 +50,7 @@ def spec_of(model: LlamaModel, settings: ContextSettings, context: NativeContext
         pool_is_host_memory=settings.pool_is_host_memory,
         cut_tokens=settings.cut_tokens,
         exact_rows=settings.exact_rows,
-        fingerprint=fingerprint(model, settings),
+        fingerprint=fingerprint(model, settings, context.n_ctx_seq),
     )
 
 
@@ -67,8 +69,19 @@ def joins_blocks(model: LlamaModel, settings: ContextSettings) -> bool:
     return is_any and bool(settings.cut_tokens) and not settings.kv_unified
 
 
-def fingerprint(model: LlamaModel, settings: ContextSettings) -> str:
-    """Return everything that decides the bytes of the KV, as one line."""
+def rope_factors(model: LlamaModel, n_ctx_seq: int) -> str | None:
+    """Return which factors turn K: "long" in a longer context than it first knew; None = it has no choice.
+
+    Source: llama.cpp's `llama_model::get_rope_factors`.
+    """
+    if not any(tensor.name.startswith("rope_factors_") for tensor in model.info.tensors):
+        return None
+    known = model.metadata(f"{model.info.architecture}.rope.scaling.original_context_length")
+    return "long" if n_ctx_seq > int(known or model.n_ctx_train) else "short"
+
+
+def fingerprint(model: LlamaModel, settings: ContextSettings, n_ctx_seq: int) -> str:
+    """Return everything that decides the bytes of the KV, as one line. `n_ctx_seq`: cells for one sequence."""
     parts: dict[str, object] = {
         "model": model.identity,
         "llama.cpp": f"{bindings.library_version()}-{bindings.library_commit()}-{bindings.kernels_checksum()}",
@@ -82,6 +95,10 @@ def fingerprint(model: LlamaModel, settings: ContextSettings) -> str:
     }
     if not settings.kv_unified and not joins_blocks(model, settings):
         parts["slots"] = settings.n_slots  # a whole state counts the streams of all of them
+    if (factors := rope_factors(model, n_ctx_seq)) is not None:
+        parts["rope"] = factors
+    if (unrotated := os.environ.get("LLAMA_ATTN_ROT_DISABLE")) is not None:  # the one variable that changes KV
+        parts["unrotated"] = unrotated
     if settings.cut_tokens:
         parts |= {"cuts": settings.cut_tokens, "threads": f"{settings.n_threads}:{settings.n_threads_batch}"}
     return " ".join(f"{key}={value}" for key, value in parts.items())

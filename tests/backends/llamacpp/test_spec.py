@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
+from localllm.backends.llamacpp.facts import fingerprint, rope_factors
 from localllm.backends.llamacpp.guard import GuardError
 from localllm.runtime.engine import CopyPrefix, EditOutcome, ExportUnit, PrefixRule, Restore, Truncate
-from tests.backends.llamacpp.lanes import TEXT, feed, forward, opened, rows
+from tests.backends.llamacpp.lanes import TEXT, feed, forward, open_model, opened, rows, settings
 from tests.tiny_models import HYBRID, ROLLS_BACK, TINY, WINDOWED
 
 
@@ -51,6 +53,40 @@ def test_fingerprint_tells_engines_apart_whose_states_do_not_fit(tiny: Path) -> 
     with opened(tiny / "qwen35-dense.gguf") as engine:
         prints.add(engine.spec.fingerprint)
     assert len(prints) == 6  # the number of slots alone changes nothing
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    name: str
+
+
+def test_fingerprint_tells_contexts_apart_that_turn_k_by_other_factors(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, ours = open_model(tiny / "llama-dense.gguf"), settings()
+    try:
+        assert len({fingerprint(model, ours, n_ctx) for n_ctx in (512, 4096, 4097, 131072)}) == 1
+        factors = tuple(_Tensor(f"rope_factors_{which}.weight") for which in ("long", "short"))
+        monkeypatch.setattr(model, "info", replace(model.info, tensors=factors))
+        known = {"llama.rope.scaling.original_context_length": "4096"}
+        monkeypatch.setattr(model, "metadata", known.get)
+        prints = [fingerprint(model, ours, n_ctx) for n_ctx in (512, 4096, 4097, 131072)]
+        assert prints[0] == prints[1] != prints[2] == prints[3]
+        known.clear()  # then it is what the model was trained for
+        monkeypatch.setattr(model, "n_ctx_train", 512)
+        assert [rope_factors(model, n_ctx) for n_ctx in (512, 513)] == ["short", "long"]
+    finally:
+        model.close()
+
+
+def test_fingerprint_tells_of_k_that_is_not_rotated(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prints = set()
+    for value in ("", "1"):
+        if value:
+            monkeypatch.setenv("LLAMA_ATTN_ROT_DISABLE", value)
+        with opened(tiny / "llama-dense.gguf") as engine:
+            prints.add(engine.spec.fingerprint)
+    assert len(prints) == 2
 
 
 @pytest.mark.parametrize("name", HYBRID)
