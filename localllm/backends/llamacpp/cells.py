@@ -7,9 +7,12 @@ number, their positions, and per layer a row of K (and of V) a cell. Source: lla
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 _U32, _PAIR, _ROWS = struct.Struct("<I"), struct.Struct("<II"), struct.Struct("<iQ")
 _MAGIC_BYTES, _SLOT_BYTES = 4, 4  # the head: the slot that a state was taken from says nothing of where it goes
@@ -41,10 +44,11 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """A state's bytes, taken apart: `n_cells` in each of its caches."""
+    """A state's bytes, taken apart: `n_cells` in each of its caches, of positions `first`, first + 1, ..."""
 
     state: memoryview
     parts: tuple[_Part, ...]
+    first: int
     n_cells: int
     n_streams: int
 
@@ -59,7 +63,7 @@ class Cells:
             raise UnknownLayout("too short") from None
         if not reading.n_cells:
             raise UnknownLayout("no cells")
-        return cls(state, tuple(reading.parts), reading.n_cells, reading.n_streams)
+        return cls(state, tuple(reading.parts), reading.first, reading.n_cells, reading.n_streams)
 
     def cut(self, start: int, end: int) -> list[bytes | memoryview]:
         """Return the state of cells [start, end) alone, in a single stream, in parts."""
@@ -71,6 +75,8 @@ def join(pieces: Sequence[Cells], n_streams: int) -> bytes:
     kinds = [part.kind for part in pieces[0].parts]
     if any([part.kind for part in piece.parts] != kinds for piece in pieces[1:]):
         raise UnknownLayout("states of different caches")
+    if any(piece.first != before.first + before.n_cells for before, piece in itertools.pairwise(pieces)):
+        raise UnknownLayout("states that do not follow each other")
     return b"".join(_parts([(piece, 0, piece.n_cells) for piece in pieces], n_streams))
 
 
@@ -93,6 +99,7 @@ class _Reading:
 
     def __init__(self, state: memoryview) -> None:
         self.parts: list[_Part] = []
+        self.first = -1
         self.n_cells = 0
         self.n_streams = 0
         self.at = 0
@@ -121,7 +128,9 @@ class _Reading:
             raise UnknownLayout("caches of different lengths")
         self.n_cells = n_cells
         self.parts.append(_Part())
+        start = self.at
         self._rows(_CELL_BYTES)
+        self._positions(start)
         v_is_transposed, n_layers = _PAIR.unpack_from(self._state, self.at)
         if v_is_transposed:
             raise UnknownLayout("V by columns")
@@ -130,6 +139,16 @@ class _Reading:
             _, row_bytes = _ROWS.unpack_from(self._state, self.at)
             self._fixed(_ROWS.size)
             self._rows(row_bytes)
+
+    def _positions(self, start: int) -> None:
+        """Check that the cells are in the order of their tokens, without gaps, as all that cuts and joins relies on."""
+        cells = np.frombuffer(self._state[start : self.at], "<i4").reshape(-1, 3)
+        first = int(cells[0, 0])
+        if (self.first >= 0 and first != self.first) or (cells[:, 1] != 1).any():
+            raise UnknownLayout("caches of other positions, or cells of several sequences")
+        if first < 0 or not np.array_equal(cells[:, 0], np.arange(first, first + len(cells))):
+            raise UnknownLayout("cells that do not follow each other")
+        self.first = first
 
     def _u32(self) -> int:
         (value,) = _U32.unpack_from(self._state, self.at)

@@ -120,8 +120,10 @@ class SlotEditor:
         except BadBlob:
             return _held(state, _REFUSED)
         is_whole = self._guard.spec.export_unit is ExportUnit.WHOLE
-        if blob.start != edit.start or blob.end > self._guard.spec.max_sequence_tokens or (is_whole and edit.start):
+        if blob.start != edit.start or (is_whole and edit.start):
             return _held(state, _REFUSED)
+        if blob.end > self._guard.spec.max_sequence_tokens:
+            return _held(state, _NO_ROOM)  # another process may have a longer context
         into = edit.slot if is_whole else self._guard.free_spare()
         taken = self._context.write_state(into, blob.payload)
         n_held = self._context.n_held(into)

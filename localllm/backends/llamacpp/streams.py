@@ -56,7 +56,7 @@ class Streams:
         if pieces and not self._write(slot, state.n_valid, pieces):
             self._context.remove(slot)
             state.reset(0)
-            return [EditResult(0, 0, EditOutcome.REFUSED) for _ in edits]
+            return [EditResult(0, 0, EditOutcome.NO_ROOM) for _ in edits]  # nobody knows whether a block is to blame
         if pieces:
             state.reset(end)
         return [EditResult(n_valid, 0, outcome) for n_valid, outcome in outcomes]
@@ -71,9 +71,10 @@ class Streams:
             piece = Cells.read(blob.payload, has_v=self._has_v)
         except (BadBlob, UnknownLayout):
             return None, EditOutcome.REFUSED
-        fits = blob.start == end and blob.end <= self._guard.spec.max_sequence_tokens
-        if not fits or piece.n_cells != blob.end - blob.start:
+        if blob.start != end or (piece.first, piece.n_cells) != (blob.start, blob.end - blob.start):
             return None, EditOutcome.REFUSED
+        if blob.end > self._guard.spec.max_sequence_tokens:
+            return None, EditOutcome.NO_ROOM  # another process may have a longer context
         return piece, EditOutcome.OK
 
     def _write(self, slot: int, n_valid: int, pieces: list[Cells]) -> bool:
@@ -92,6 +93,8 @@ class Streams:
             cells = Cells.read(memoryview(self._context.read_state(slot, 0)), has_v=self._has_v)
         except UnknownLayout as error:
             raise EngineError(f"The state of slot {slot} cannot be taken apart: {error}.") from error
-        if cells.n_cells != n_valid:
-            raise EngineError(f"The state of slot {slot} has {cells.n_cells} cells, not {n_valid}.")
+        if (cells.first, cells.n_cells) != (0, n_valid):
+            raise EngineError(
+                f"The state of slot {slot} has {cells.n_cells} cells from {cells.first} on, not {n_valid}."
+            )
         return cells

@@ -80,6 +80,7 @@ class Matcher:
     def __init__(self, spec: EngineSpec, maker: KeyMaker, ram: RamTier, disk: DiskTier | None) -> None:
         self.rule = cut_rule(spec)
         self._window_tokens = spec.window_tokens if spec.prefix_rule is PrefixRule.WINDOW else 0
+        self._max_tokens = spec.max_sequence_tokens
         self._maker = maker
         self._ram = ram
         self._disk = disk
@@ -150,8 +151,11 @@ class Matcher:
         return sorted(links, key=lambda link: (-link.n_used, link.tier != "ram"))
 
     def _fitting(self, blocks: Iterable[Block], marks: bytes) -> list[tuple[Block, int]]:
-        """Return the blocks that begin with tokens of `marks`, with how many may be used of each."""
-        common = [(block, block.n_common(marks)) for block in blocks]
+        """Return the blocks that begin with tokens of `marks`, with how many may be used of each.
+
+        Not those of a longer context, for which no slot has room even where only their beginning is used.
+        """
+        common = [(block, block.n_common(marks)) for block in blocks if block.end <= self._max_tokens]
         ends = self.rule is CutRule.ENDS
         return [
             (block, n_common) for block, n_common in common if n_common and not (ends and n_common < block.n_tokens)

@@ -103,6 +103,26 @@ def test_columns_of_v_and_cells_in_several_streams_are_refused() -> None:
         cells(b"MAGI" + struct.pack("<II", 0, 2) + one + one)
 
 
+def test_cells_that_are_not_in_the_order_of_their_tokens_are_refused() -> None:
+    """What is cut and joined by cells would else be another token's, and nobody would notice."""
+    whole, at = state(0, 6, n_streams=1, stream=0), 8 + 4 + 4
+    for n, field, value in ((2, 0, 3), (0, 0, 5), (5, 0, 7), (0, 0, -1), (1, 4, 2)):
+        spoilt = bytearray(whole)
+        spoilt[at + 12 * n + field : at + 12 * n + field + 4] = struct.pack("<i", value)
+        with pytest.raises(UnknownLayout):
+            cells(bytes(spoilt))
+    swapped = bytearray(whole)
+    swapped[at : at + 12], swapped[at + 12 : at + 24] = whole[at + 12 : at + 24], whole[at : at + 12]
+    with pytest.raises(UnknownLayout, match="follow"):
+        cells(bytes(swapped))
+
+
+def test_pieces_that_do_not_follow_each_other_are_not_joined() -> None:
+    for other in (state(0, 10), state(11, 20), state(9, 20)):
+        with pytest.raises(UnknownLayout, match="follow"):
+            join([cells(state(0, 10)), cells(other)], 3)
+
+
 def _without_slots(found: Cells) -> bytes:
     """Return a state without the slot's number in each cell, which native code reads and drops."""
     n_cells, kept = found.n_cells, []

@@ -25,7 +25,7 @@ from localllm.runtime.engine import (
     Rewind,
     Truncate,
 )
-from tests.backends.llamacpp.lanes import EXACT, OTHER, TEXT, apart, feed, forward, opened, rows
+from tests.backends.llamacpp.lanes import EXACT, OTHER, SHIPPED_SETTINGS, TEXT, apart, feed, forward, opened, rows
 
 MODEL = "llama-dense.gguf"
 
@@ -155,6 +155,19 @@ def test_a_blob_of_another_model_or_place_is_refused(tiny: Path) -> None:
         assert (refused.outcome, moved.outcome) == (EditOutcome.REFUSED, EditOutcome.REFUSED)
         [rewound] = engine.edit([Rewind(0, later, 40)])
         assert (rewound.n_valid, rewound.outcome) == (0, EditOutcome.REFUSED)
+
+
+@pytest.mark.parametrize("apart_streams", [False, True], ids=["shared pool", "own streams"])
+def test_a_block_of_a_longer_context_is_not_to_blame(tiny: Path, apart_streams: bool) -> None:
+    changes = {"kv_unified": False, "cut_tokens": 64, "n_ctx": 6 * 512, **SHIPPED_SETTINGS} if apart_streams else {}
+    with opened(tiny / MODEL, **changes) as engine:
+        for start in (0, 64):
+            feed(engine, 0, TEXT[start : start + 64], start)
+        blocks = [engine.export(0, start, start + 64) for start in (0, 64)]
+    with opened(tiny / MODEL, **changes, max_sequence_tokens=100) as engine:
+        first, second = engine.edit([Restore(1, 64 * n, block) for n, block in enumerate(blocks)])
+        assert (first.n_valid, first.outcome) == (64, EditOutcome.OK)
+        assert (second.n_valid, second.outcome) == (64, EditOutcome.NO_ROOM)
 
 
 def test_an_export_of_what_is_not_held_is_refused(tiny: Path) -> None:

@@ -175,3 +175,18 @@ def test_the_rule_follows_from_what_the_engine_can() -> None:
         CutRule.ENDS,
         CutRule.WHOLE,
     ]
+
+
+def test_blocks_of_a_longer_context_are_left_alone() -> None:
+    tokens = list(range(10))
+    disk = MemoryDisk()
+    config = TierConfig(ram_bytes=0, block_tokens=SIZE, keeps_all=True)
+    longer = Tiers(config, spec=SPEC, disk=disk.as_tier)
+    chain = Chain(longer.maker, NO_ROOT)
+    for start in range(0, len(tokens), SIZE):
+        longer.put(chain.block(tokens, start, min(len(tokens), start + SIZE)), b"bytes", Note(len(tokens)))
+    for n_ctx, n_known in ((9, 9), (8, 6), (7, 6), (10, 10)):  # three to a block
+        tiers = Tiers(config, spec=replace(SPEC, max_sequence_tokens=n_ctx), disk=disk.as_tier)
+        asked = [*tokens[:n_ctx], 77][: n_ctx + 1]
+        links = tiers.match(tiers.look_up(NO_ROOT, asked), asked, n_ctx)
+        assert (links[-1].end if links else 0) == n_known
