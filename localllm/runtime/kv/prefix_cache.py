@@ -38,7 +38,7 @@ class PrefixCache:
 
     def __init__(self) -> None:
         self._roots: dict[Hashable, Node] = {}
-        self._ends: dict[int, Node] = {}
+        self._ends: dict[int, tuple[Hashable, Node]] = {}
 
     def insert(self, root: Hashable, slot: int, tokens: Tokens) -> None:
         """Index `slot` under `tokens`, instead of where it was before."""
@@ -57,16 +57,20 @@ class PrefixCache:
                 rest = rest[n_common:]
             child.slots.add(slot)
             node = child
-        self._ends[slot] = node
+        self._ends[slot] = (root, node)
 
     def remove(self, slot: int) -> None:
-        """Forget the slot; nodes that no slot runs through go with it. Idempotent."""
-        node: Node | None = self._ends.pop(slot, None)
-        while node is not None and node.parent is not None:
+        """Forget the slot; nodes that no slot runs through go with it, and an empty root. Idempotent."""
+        if slot not in self._ends:
+            return
+        root, node = self._ends.pop(slot)
+        while node.parent is not None:
             node.slots.discard(slot)
             if not node.slots:
                 del node.parent.children[node.tokens[0]]
             node = node.parent
+        if not node.children and self._roots.get(root) is node:
+            del self._roots[root]
 
     def match(self, root: Hashable, tokens: Tokens) -> list[PrefixHit]:
         """Return every slot that shares a prefix with `tokens`, the longest first.

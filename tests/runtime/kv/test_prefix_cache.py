@@ -41,4 +41,17 @@ def test_removing_every_slot_leaves_nothing_behind() -> None:
         cache.insert("root", slot, path)
     for slot in range(4):
         cache.remove(slot)
-    assert not cache._roots["root"].children
+    assert not cache._roots
+
+
+def test_a_root_goes_with_its_last_slot_also_where_one_has_no_tokens() -> None:
+    cache = PrefixCache()
+    for n in range(100):  # each connection has a root of its own
+        cache.insert(("", f"salt {n}"), n % 4, [1, 2, n] if n % 5 else [])
+    assert len(cache._roots) <= 4
+    cache.insert("root", 0, [])
+    cache.insert("root", 1, [])
+    cache.remove(0)
+    cache.insert("root", 2, [7])
+    cache.remove(1)
+    assert cache.match("root", [7]) == [PrefixHit(2, 1)]
