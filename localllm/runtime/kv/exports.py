@@ -93,8 +93,8 @@ class Exports:
 
     @property
     def has_work(self) -> bool:
-        """Say whether a slot holds something that is to be exported."""
-        return bool(self._rescued) or any(not source.is_done for source in self._sources.values())
+        """Say whether a slot holds something of a sequence that has ended which is to be exported."""
+        return bool(self._rescued) or any(not (s.is_done or s.is_running) for s in self._sources.values())
 
     def seated(self, sequence: Sequence) -> None:
         """Take note that a sequence has a slot: whatever that held before is its own now."""
