@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Callable
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 _DAY_S = 86_400.0
 _MAX_DAYS = 36_500.0
+_FOLDER_S = 2.0  # that a command waits for the folder of the disk tier
 _MOMENT_S = 1.0  # that `run` and `chat` wait at their end for what is being written
 
 
@@ -95,20 +97,27 @@ def is_own(folder: Path) -> bool:
 
 
 def has_blocks(config: TierConfig) -> bool:
-    """Say whether something lies in the folder of the disk tier."""
+    """Say whether something lies in the folder of the disk tier, as far as that answers."""
+    from localllm.runtime.kv.asking import ask_once
     from localllm.runtime.kv.disk_room import survey
 
-    return bool(config.disk_dir) and any(True for _ in survey(Path(config.disk_dir)))
+    with contextlib.suppress(TimeoutError):
+        return bool(config.disk_dir) and ask_once(lambda: any(True for _ in survey(Path(config.disk_dir))), _FOLDER_S)
+    return False
 
 
 def _is_first(folder: Path) -> bool:
     """Take note that a folder is told of; False = that was done before, or it is not one that can be used."""
+    from localllm.runtime.kv.asking import ask_once
     from localllm.runtime.kv.disk_secret import make_folder
 
-    try:
+    def mark() -> None:
         make_folder(folder)
         os.close(os.open(folder / "told", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-    except OSError:  # it is there, or the tier is off for the same reason, and says so
+
+    try:
+        ask_once(mark, _FOLDER_S)
+    except OSError:  # it is there, or does not answer, or the tier is off for the same reason, and says so
         return False
     return True
 

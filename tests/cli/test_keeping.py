@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from localllm.cli import keeping
 from localllm.cli.keeping import default_folder, has_blocks, tell_once, tier_config
 from localllm.cli.options import CacheFlags
 from localllm.errors import UsageError
@@ -60,6 +62,18 @@ def test_off_is_no_memory() -> None:
 def test_nonsense_is_refused_by_the_flag(flags: CacheFlags, name: str) -> None:
     with pytest.raises(UsageError, match=name):
         tier_config(flags)
+
+
+def test_a_folder_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, told = threading.Event(), list[str]()
+    config = TierConfig(disk_dir=str(tmp_path / "kv"), disk_bytes=10**9)
+    monkeypatch.setattr(keeping, "_FOLDER_S", 0.05)
+    monkeypatch.setattr("localllm.runtime.kv.disk_secret.make_folder", lambda folder: gate.wait(10))
+    monkeypatch.setattr("localllm.runtime.kv.disk_room.survey", lambda folder: iter([gate.wait(10)]))
+    tell_once(config, told.append)
+    assert not told
+    assert not has_blocks(config)
+    gate.set()
 
 
 def test_the_folder_is_told_once(tmp_path: Path) -> None:
