@@ -32,7 +32,7 @@ from localllm.runtime.sequence import RequestRun, Sequence
 from localllm.runtime.slots import Checkpoint, Cut, Slot, Slots, keeps_window, usable_cut
 
 _CHECKPOINTS_PER_SLOT = 4
-_RETAINED_SHARE = 0.02  # of a step's time, that retained cells may cost those at work
+_RETAINED_SHARE = 0.005  # of a step's time, that retained cells may cost those at work: putting them back costs less
 
 
 class Room:
