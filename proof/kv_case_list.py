@@ -100,7 +100,7 @@ def _restarted(of: Cases, name: str) -> None:
 
 def _cancelled(of: Cases, name: str) -> None:
     """a client that goes while its prefix is put back."""
-    first, *prefixes = [of.fresh(LONG_TOKENS) for _ in range(1 + max(2, of.n_times // 4))]
+    first, *prefixes = [of.fresh(LONG_TOKENS) for _ in range(1 + max(4, of.n_times // 4))]
     for prefix in (first, *prefixes):
         of.ask(of.kept, prefix)
     of.restart()
