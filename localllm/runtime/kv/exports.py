@@ -101,8 +101,7 @@ class Exports:
         slot = sequence.slot
         assert slot is not None
         self._sources.pop(slot.id, None)
-        may_wait = sequence.run.cache == "pin" and not self._loses_cells  # until it ends
-        if self._while_running and _is_kept(sequence) and self._tiers.is_on and not may_wait:
+        if self._while_running and _is_kept(sequence) and self._tiers.is_on:
             note = _note(sequence, is_running=True)
             self._sources[slot.id] = _Source(slot, sequence, sequence.tokens, 0, note, is_running=True)
 
@@ -269,7 +268,9 @@ class Exports:
         source.is_done = True
 
     def _is_kept_already(self, source: _Source, key: Key) -> bool:
-        return not source.note.is_pinned and (key in self._rescued or self._tiers.holds(key))
+        if source.note.is_pinned:
+            return self._tiers.pin(key, source.note)
+        return key in self._rescued or self._tiers.holds(key)
 
     def _n_exportable(self, source: _Source) -> int:
         """Return the end of what can be exported now: of a running sequence only whole blocks."""

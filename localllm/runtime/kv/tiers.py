@@ -187,6 +187,15 @@ class Tiers:
             own = Entry(block, blob, note) if kept.is_private else entry  # a private pin pins no file
             self._write(own, is_second_use=was_evicted)
 
+    def pin(self, key: Key, note: Note) -> bool:
+        """Put a block under a note that pins it, without exporting it anew; False = RAM does not hold all of it."""
+        with self._lock:
+            entry = self._ram.get(key)
+        if entry is None or entry.block.is_bare:
+            return False
+        self.put(entry.block, entry.blob, note)
+        return True
+
     def used(self, keys: Iterable[Key], in_part: Key | None = None, *, is_private: bool = False) -> None:
         """Take note that another sequence had the blocks of these keys, given from the first on.
 

@@ -254,6 +254,17 @@ def test_what_was_to_be_pinned_and_broke_off_is_not(kind: str) -> None:
     assert sum(entry.block.n_tokens for entry in bench.tiers._ram if entry.note.is_pinned) >= 384
 
 
+@pytest.mark.parametrize("kind", ["any", "window", "own memory"])
+def test_what_ram_holds_is_pinned_without_exporting_it_again(kind: str) -> None:
+    bench, prompt = _bench(SPECS[kind]), _prompt(9, 400)
+    bench.scheduler.exports.budget.allows = lambda **_: True  # type: ignore[method-assign]
+    for _ in range(2):
+        bench.submit(prompt, max_tokens=1, cache="pin")
+        bench.run()
+    assert sum(entry.block.n_tokens for entry in bench.tiers._ram if entry.note.is_pinned) >= 384
+    assert bench.engine.n_exported <= 416
+
+
 def test_a_text_that_is_embedded_has_the_spare_slot_to_itself() -> None:
     """The fake engine breaks where a block is exported through a slot that is in use."""
     spec = replace(SPEC, max_embed_rows=4, pool_tokens=700)
