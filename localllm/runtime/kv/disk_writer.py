@@ -21,7 +21,7 @@ from localllm.runtime.kv.blocks import Key
 from localllm.runtime.kv.disk_about import leave_about
 from localllm.runtime.kv.disk_format import PINNED_SUFFIX, SUFFIX, file_parts, write_file
 from localllm.runtime.kv.disk_index import DiskIndex, Found
-from localllm.runtime.kv.disk_queue import Write, WriteQueue
+from localllm.runtime.kv.disk_queue import QUEUE_BYTES, Write, WriteQueue
 from localllm.runtime.kv.disk_room import DayBudget, FolderRoom
 from localllm.runtime.kv.disk_secret import leave_secret, make_folder
 
@@ -41,6 +41,8 @@ _CHAIN_GRAIN_S = 1e-6  # a token's share of a file's time: the front of a sequen
 _FAILURES = 3  # of writing, one after another, that make it rest
 _AT_ONCE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 _REST_S, _MOST_REST_S = 30.0, 600.0
+_SHARE_OF_A_CORE = 1 / 16  # that writing may take beside those who compute
+_MOST_PAUSE_S = 0.25  # after one block
 _LAST_WRITE_S = 2.0  # that closing waits for the write at work: a disk may hang
 
 
@@ -172,12 +174,21 @@ class Writer:
             except Exception as error:  # whatever it is, what comes after must still be written
                 self._failed(error)
             if write is not None:
+                started_s = time.thread_time()
                 self._take(write)
+                self._rest_after(time.thread_time() - started_s, write)
             del write  # and with it the bytes
         self.drop_all()
         with contextlib.suppress(OSError):
             self._flush_touches()
             self.day.refresh()
+
+    def _rest_after(self, worked_s: float, write: Write) -> None:
+        """Leave the cores to those who compute, whom each of their threads waits for, unless somebody waits for us."""
+        pause_s = min(_MOST_PAUSE_S, worked_s / _SHARE_OF_A_CORE)
+        with self._changed:
+            if not write.is_pinned:
+                self._changed.wait_for(lambda: self._is_closed or self.waiting_bytes > QUEUE_BYTES, pause_s)
 
     def _is_late(self) -> bool:
         return self._give_up_s is not None and time.monotonic() >= self._give_up_s

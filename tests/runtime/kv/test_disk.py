@@ -544,3 +544,28 @@ def test_a_chain_is_found_block_by_block(folder: Path, disk: DiskTier) -> None:
         parent = block.key
     assert not other.children(parent)
     other.close(flush_s=0)
+
+
+def test_writing_leaves_the_cores_to_those_who_compute(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worked = iter(range(1000))
+    monkeypatch.setattr(disk_writer.time, "thread_time", lambda: 0.005 * next(worked))  # each block takes that long
+    disk, blocks, began_s = tier(folder), chain_of(1, 4), time.monotonic()
+    for block in blocks:
+        disk.write(block, blob_of(block), prefix_tokens=LONG_TOKENS, is_second_use=True)
+    settle(disk)
+    assert time.monotonic() - began_s > 3 * 0.005 * 15
+    disk.close(flush_s=0)
+
+
+def test_nobody_waits_for_a_pinned_block_or_for_the_end_longer_than_writing_takes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_writer, "_MOST_PAUSE_S", 60.0)
+    monkeypatch.setattr(disk_writer, "_SHARE_OF_A_CORE", 1e-9)
+    disk, blocks, began_s = tier(folder), chain_of(1, 4), time.monotonic()
+    write(disk, *blocks, is_pinned=True)
+    for block in chain_of(2, 4):
+        disk.write(block, blob_of(block), prefix_tokens=LONG_TOKENS, is_second_use=True)
+    disk.close(flush_s=10)
+    assert time.monotonic() - began_s < 10
+    assert len(files_in(folder)) == 8
