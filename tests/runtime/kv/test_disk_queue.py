@@ -195,3 +195,13 @@ def test_a_document_is_warmed_whole_although_the_queue_holds_little_of_it(
         warmed = service.warm(CompletionRequest("The harbour opens at nine and closes at six. " * 20))
         assert warmed.kept_tokens["disk"] == warmed.n_tokens > 400
         assert sum(path.stat().st_size for path in files_in(tmp_path, "*.pin.kv")) > 10 * 300
+
+
+def test_what_is_to_be_pinned_while_it_is_written_comes_before_what_follows_it() -> None:
+    queue, at_work, after, pinned = WriteQueue(), _write_of(1), _write_of(2), _write_of(1, is_pinned=True)
+    queue.add(at_work)
+    queue.add(after)
+    assert queue.take() is at_work
+    queue.add(pinned)
+    queue.done(at_work)
+    assert [queue.take(), queue.take()] == [pinned, after]
