@@ -9,7 +9,7 @@ from localllm.runtime.kv.tiers import Gone, Tiers
 from localllm.runtime.room import Room
 from localllm.runtime.sequence import Phase, Sequence
 
-_STREAM_SHARE = 0.07  # of the step that running streams take anyway; reading beside it costs as much again
+_STREAM_SHARE = 0.05  # of the step that running streams take anyway; reading beside it costs as much again
 _ALONE_S = 0.25  # a step while nobody decodes, so that cancel stays quick
 _FIRST_BLOCKS = 4  # a step beside streams, while nothing is known of this machine
 _FIRST_BLOCKS_ALONE = 16  # the same, while nobody decodes
