@@ -39,7 +39,6 @@ from localllm.runtime.starts import Starts
 from localllm.runtime.stream import EventSink
 
 
-
 class Scheduler:
     """Queue, running sequences and their room. One thread owns it, the engine's."""
 
