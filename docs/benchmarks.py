@@ -104,7 +104,8 @@ def main(arguments: list[str]) -> int:
     """Measure what is asked for, then write the page; return 1 where the contract's servers were not measured."""
     parser = argparse.ArgumentParser(prog="python -m docs.benchmarks", description=__doc__)
     parser.add_argument("folders", nargs="*", help="folders with more GGUF files to measure in process")
-    parser.add_argument("--only", choices=("engine", "page", *compared.CONTRACTS), help="one part; page: measure nothing")
+    one_part = ("engine", "page", *compared.CONTRACTS)
+    parser.add_argument("--only", choices=one_part, help="one part; page: measure nothing")
     parser.add_argument("--peers", type=Path, help="the folder that peers.sh made")
     wanted = parser.parse_args(arguments)
     engine = PAGE.read_text(encoding="utf-8").partition(compared.MARK)[0].partition(MARK)[0]

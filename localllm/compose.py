@@ -53,7 +53,8 @@ def open(
         raise missing(found.name)
     machine, placement, weights = _beside(lambda: _load(info, found, config, sized_for is not None), _import_the_rest)
     from localllm.runtime.hooks import NO_HOOKS
-    from localllm.runtime.service import LoadedModel, Service
+    from localllm.runtime.loaded_model import LoadedModel
+    from localllm.runtime.service import Service
 
     try:
         facts = _facts(found, info, source, machine, placement, weights.tokenizer)

@@ -42,9 +42,10 @@ from localllm.runtime.engine import (
     Truncate,
 )
 from localllm.runtime.hooks import NO_HOOKS, Hooks
+from localllm.runtime.loaded_model import LoadedModel
 from localllm.runtime.prepare import ModelFacts
 from localllm.runtime.sampling_params import Sampling
-from localllm.runtime.service import LoadedModel, Service
+from localllm.runtime.service import Service
 from localllm.worker.protocol import Load
 from tests.byte_tokenizer import ByteTokenizer
 

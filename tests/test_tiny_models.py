@@ -100,7 +100,7 @@ def test_batched_and_preempted_and_chunked_equal_alone(path: Path) -> None:
         for n in range(400):
             bench.step()
             if n in (9, 20) and len(bench.scheduler._running) > 1:
-                bench.scheduler._give_way()  # what the no-room table does last
+                bench.scheduler._shortage.give_way()  # what the no-room table does last
             if bench.scheduler.is_idle:
                 break
         assert bench.scheduler.stats.n_preemptions > 0
@@ -178,7 +178,7 @@ def test_a_wrong_draft_check_would_be_seen(tiny: Path) -> None:
     drafter = Replay({tuple(prompts[0]): expected[0]})
     with Opened(_engine(path), drafter=drafter) as bench:
         room = bench.scheduler._room
-        room.roll_back = room.slots.cut  # type: ignore[method-assign]
+        room.edits.roll_back = room.slots.cut  # type: ignore[method-assign]
         stream = bench.submit(prompts[0], max_tokens=24, ignore_eos=True)
         bench.run()
         ids: tuple[int, ...] | None

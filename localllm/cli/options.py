@@ -1,4 +1,4 @@
-"""Every flag of the command line, written once: spelling, variable, default and meaning.
+"""The flags of the command line that more than one verb may take: spelling, variable, default and meaning.
 
 A verb takes an `Annotated` alias for one flag, or one of the frozen groups below for many;
 `command` spreads a group into flags. Each is also `LOCALLLM_<NAME>` and a key of the TOML file.
@@ -35,31 +35,24 @@ _CTX_HELP = (
 SEED_HELP = "Same seed, same draws. Default of run and chat: a new one each time."
 _FILE_HELP = "Text to add to the prompt, or to the first question of a chat; repeatable; - is stdin (run)."
 
-_MODEL_HELP = "File, directory, hf:org/repo[@revision][:QUANT], alias, or (part of) a stored name."
+MODEL_HELP = "File, directory, hf:org/repo[@revision][:QUANT], alias, or (part of) a stored name."
 _DEFAULT = "smollm2:135m"
 
 
-def model_argument(help: str = _MODEL_HELP, *, metavar: str = "[MODEL]") -> Any:
+def model_argument(help: str = MODEL_HELP, *, metavar: str = "[MODEL]") -> Any:
     """Return the declaration of an argument that names a model, which shells complete."""
     return typer.Argument(metavar=metavar, help=help, autocompletion=complete_model)
 
 
 Model: TypeAlias = Annotated[str, model_argument(metavar="MODEL")]
-ModelOrDefault: TypeAlias = Annotated[str | None, model_argument(f"{_MODEL_HELP} Left out: {_DEFAULT}.")]
+ModelOrDefault: TypeAlias = Annotated[str | None, model_argument(f"{MODEL_HELP} Left out: {_DEFAULT}.")]
 ModelOrPrompt: TypeAlias = Annotated[
     str | None,
-    model_argument(f"{_MODEL_HELP} Left out, with a prompt of several words or text on stdin: {_DEFAULT}."),
+    model_argument(f"{MODEL_HELP} Left out, with a prompt of several words or text on stdin: {_DEFAULT}."),
 ]
 ModelOrVerb: TypeAlias = Annotated[
     str | None,
-    model_argument(f"{_MODEL_HELP} Left out: {_DEFAULT}. One called like a sub-command is written ./name."),
-]
-Models: TypeAlias = Annotated[
-    list[str] | None,
-    model_argument(
-        f"Models to load now and keep. {_MODEL_HELP} The others of `localllm ls` are loaded when a request names them.",
-        metavar="[MODEL]...",
-    ),
+    model_argument(f"{MODEL_HELP} Left out: {_DEFAULT}. One called like a sub-command is written ./name."),
 ]
 Json: TypeAlias = Annotated[bool, option("--json", help="One JSON document on stdout.")]
 Verbose: TypeAlias = Annotated[
@@ -217,88 +210,6 @@ class OutputFlags:
     timeout: Annotated[
         float | None, option("--timeout", metavar="SECONDS", help="Give up after this long; exit 124.")
     ] = None
-
-
-@dataclass(frozen=True, slots=True)
-class ListenFlags:
-    """Where a server answers, and how it ends."""
-
-    host: Annotated[
-        str, option("--host", metavar="ADDRESS", help="Address to listen on; another than loopback needs a key.")
-    ] = "127.0.0.1"
-    port: Annotated[int, option("--port", min=0, max=65535, metavar="N", help="Port; 0 = any that is free.")] = 8080
-    socket: Annotated[
-        Path | None,
-        option("--socket", metavar="PATH", help="Private Unix socket. Default: one in the user's runtime folder."),
-    ] = None
-    tls_cert: Annotated[
-        Path | None, option("--tls-cert", metavar="FILE", help="Certificate chain in PEM: serve https.")
-    ] = None
-    tls_key: Annotated[Path | None, option("--tls-key", metavar="FILE", help="The certificate's key in PEM.")] = None
-    drain_timeout: Annotated[
-        float, option("--drain-timeout", min=0, metavar="SECONDS", help="How long a stop waits for running answers.")
-    ] = 5.0
-    log_format: Annotated[
-        Literal["text", "json"],
-        option("--log-format", metavar="text|json", help="Form of the log on stderr, a request a line."),
-    ] = "text"
-
-
-@dataclass(frozen=True, slots=True)
-class AccessFlags:
-    """Who may ask a server, and what."""
-
-    api_key_file: ApiKeyFile = None
-    allow_host: Annotated[
-        list[str] | None,
-        option("--allow-host", metavar="NAME", help="Further name that requests may call the server by; repeatable."),
-    ] = None
-    allow_origin: Annotated[
-        list[str] | None,
-        option("--allow-origin", metavar="ORIGIN", help="Web origin whose pages may call the server; repeatable."),
-    ] = None
-    strict: Annotated[bool, option("--strict", help="Refuse requests with fields that are not known.")] = False
-    no_shared_cache: Annotated[
-        bool,
-        option("--no-shared-cache", help="Clients (by key, or connection) use nothing that was computed for others."),
-    ] = False
-    keep_agent_headers: Annotated[
-        bool,
-        option(
-            "--keep-agent-headers",
-            help="Show the model lines that agents change with each request (x-anthropic-billing-header) too.",
-        ),
-    ] = False
-
-
-@dataclass(frozen=True, slots=True)
-class WorkFlags:
-    """How a server shares the machine between requests and models."""
-
-    parallel: Annotated[
-        str, option("--parallel", metavar="N|auto", help="Sequences at work at once; auto: 8 on a CPU.")
-    ] = "auto"
-    queue: Annotated[int, option("--queue", min=1, metavar="N", help="Requests that may wait; more are refused.")] = 128
-    mode: Annotated[
-        Literal["interactive", "batch", "quiet"],
-        option(
-            "--mode",
-            metavar="interactive|batch|quiet",
-            help="Quick turns, most tokens in all, or cores left to others.",
-        ),
-    ] = "interactive"
-    max_memory: Annotated[
-        str | None,
-        option("--max-memory", metavar="SIZE", help="Memory of all models together (8GB). Default: what is free."),
-    ] = None
-    keep_alive: Annotated[
-        str,
-        option(
-            "--keep-alive",
-            metavar="DURATION|forever",
-            help="How long a model that was not named at start stays loaded without use.",
-        ),
-    ] = "10m"
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:

@@ -6,11 +6,12 @@ import math
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING
 
 import typer
 
-from localllm.cli.options import AccessFlags, CacheFlags, ListenFlags, LoadFlags, Models, Template, WorkFlags, option
+from localllm.cli.options import CacheFlags, LoadFlags, Template
+from localllm.cli.serve_options import AccessFlags, Aliases, ListenFlags, Models, WorkFlags
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,11 +20,6 @@ if TYPE_CHECKING:
 
 WATCHDOG_VARIABLE = "LOCALLLM_WATCHDOG_S"
 LEAST_WATCHDOG_S = 0.1
-
-Aliases: TypeAlias = Annotated[
-    list[str] | None,
-    option("--alias", metavar="NAME", help="Further name of the first model; repeatable."),
-]
 
 
 def serve(

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localllm.cli.keeping import tier_config
-from localllm.cli.options import CacheFlags, LoadFlags, SamplingFlags, WorkFlags
+from localllm.cli.options import CacheFlags, LoadFlags, SamplingFlags
 from localllm.cli.prompt_input import argument_text
 from localllm.errors import UsageError
 from localllm.runtime.config import ANSWER_TOKENS
 
 if TYPE_CHECKING:
+    from localllm.cli.serve_options import WorkFlags
     from localllm.models.kv_types import KvTypes
     from localllm.runtime.config import GpuLayers, LoadConfig, RuntimeConfig
     from localllm.runtime.types import GenerationOptions

@@ -65,7 +65,7 @@ class EmbedSeat:
         `spent_s`: what the step of the `n_decoding` sequences, which wait meanwhile, has taken so far.
         """
         embedding = self.sitter
-        if embedding is None or self._room.has_edits:  # the spare slot may still be to be cleared
+        if embedding is None or not self._room.edits.is_empty:  # the spare slot may still be to be cleared
             return None
         text, start = embedding.text, embedding.n_computed
         n_rows = min(len(text) - start, self._rows(n_decoding, spent_s), self._room.slots.free_cells - n_decoding)

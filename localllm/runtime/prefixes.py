@@ -34,7 +34,7 @@ class Prefixes:
     """Finds the longest prefix of a sequence.
 
     `index`, `tenants` (who sits in which slot) and `left_by` (the requests at work whose other choices have left
-    theirs) are kept by `Room`.
+    theirs) are kept by `Room`, `index` by its `Edits` too.
     """
 
     def __init__(self, spec: EngineSpec, slots: Slots, tiers: Tiers, cost: StepCost) -> None:

@@ -1,7 +1,6 @@
-"""Where sequences live: their slots, the prefixes those hold, and the edits that tell the engine.
+"""Where sequences live: their slots, the prefixes those hold, and who is evicted for whom.
 
-Every change of the ledger is recorded as the `Edit` that makes the engine equal to it; the next
-plan carries them, in order, before its rows. Mutated by the engine's thread alone.
+What the engine must hear of is changed through `edits`. Mutated by the engine's thread alone.
 """
 
 from __future__ import annotations
@@ -10,29 +9,19 @@ from collections.abc import Collection
 from collections.abc import Sequence as Seq
 
 from localllm.runtime.cost import StepCost
-from localllm.runtime.engine import (
-    Clear,
-    CopyPrefix,
-    Edit,
-    EditOutcome,
-    EditResult,
-    EngineSpec,
-    ExportUnit,
-    PrefixRule,
-    Restore,
-    Rewind,
-    Truncate,
-)
-from localllm.runtime.kv.blocks import Block
+from localllm.runtime.edits import Edits
+from localllm.runtime.engine import Edit, EngineSpec
 from localllm.runtime.kv.exports import Exports
 from localllm.runtime.kv.tiers import Link, Tiers
 from localllm.runtime.metrics import RuntimeStats
 from localllm.runtime.prefixes import Prefixes
-from localllm.runtime.sequence import RequestRun, Sequence
+from localllm.runtime.sequence import Phase, RequestRun, Sequence
 from localllm.runtime.slots import Checkpoint, Cut, Slot, Slots, keeps_window, usable_cut
 
 _CHECKPOINTS_PER_SLOT = 4
-_RETAINED_SHARE = 0.005  # of a step's time, that retained cells may cost those at work: putting them back costs less
+_RETAINED_SHARE = 0.02  # of a step's time, that retained cells may cost those at work
+_LONG_PREFILL_S = 0.5  # exporting 1 000 tokens takes 20 ms, and they slow a prefill by 4 %
+_LONG_PREFILL_TOKENS = 256  # the same, while nothing is known of this machine
 
 
 class Room:
@@ -48,8 +37,7 @@ class Room:
         self.prefixes = Prefixes(spec, self.slots, tiers, cost)
         self._cache = self.prefixes.index
         self._tenants = self.prefixes.tenants
-        self._edits: list[Edit] = []
-        self._restored: dict[int, Block] = {}  # by the identity of the edit that puts it back
+        self.edits = Edits(spec, self.slots, self._cache, self.exports, tiers, stats)
         self._text_tokens = 0  # of the text on the spare slot
 
     @property
@@ -60,22 +48,7 @@ class Room:
     @property
     def may_export(self) -> bool:
         """Say whether the spare slot, which exporting needs, is empty for the engine too."""
-        return not self.has_text and self.slots.spare.id not in self.edited_slots
-
-    @property
-    def edited_slots(self) -> frozenset[int]:
-        """The slots of which the engine is still to be told a change."""
-        return frozenset(map(_edited_slot, self._edits))
-
-    @property
-    def has_edits(self) -> bool:
-        """Say whether the engine is still to be told of changes."""
-        return bool(self._edits)
-
-    def take_edits(self) -> tuple[Edit, ...]:
-        """Hand over the edits recorded since the last call."""
-        edits, self._edits = tuple(self._edits), []
-        return edits
+        return not self.has_text and self.slots.spare.id not in self.edits.edited_slots
 
     def seat(self, sequence: Sequence) -> bool:
         """Give a sequence a slot with the longest prefix that some slot holds, or a tier knows; False = no slot.
@@ -109,15 +82,7 @@ class Room:
         assert slot is not None
         if slot.n_held != block.start or not self.free_up(block.n_tokens):
             return False
-        edit = Restore(slot.id, block.start, blob)
-        self._edits.append(edit)
-        self._restored[id(edit)] = block
-        self.slots.grow(slot, block.n_tokens)
-        if self.spec.prefix_rule is PrefixRule.WINDOW:  # at best, until the engine says what it has
-            slot.first_held = max(slot.first_held, block.end if block.is_bare else block.end - self.spec.window_tokens)
-        if link.n_used < block.n_tokens:
-            self._edits.append(Truncate(slot.id, link.end))
-            self.slots.cut(slot, link.end)
+        self.edits.restore(slot, link, blob)
         return True
 
     def fits(self, sequence: Sequence, without: Collection[Sequence] = ()) -> bool:
@@ -148,7 +113,7 @@ class Room:
         if is_cleared:
             self.slots.free(self.slots.spare)
         else:
-            self._clear(self.slots.spare)
+            self.edits.clear(self.slots.spare)
 
     def free_up(self, n_cells: int) -> bool:
         """Evict retained slots, the least recently used first, until `n_cells` are free."""
@@ -169,16 +134,18 @@ class Room:
             return False
         self._stats.n_evictions += 1
         self._rescue(victim)
-        self._clear(victim)
+        self.edits.clear(victim)
         return True
 
-    def trim(self, *, may_export: bool) -> None:
+    def trim(self, running: Seq[Sequence]) -> None:
         """Clear retained slots that cost those at work more than their share and lie safe in a tier.
 
-        `may_export`: as far as the debt allows, those that do not yet are exported; the next call clears them.
+        While those compute for long without a token, as far as the debt allows, slots that do not lie safe yet
+        are exported; the next call clears them.
         """
         if not self.slots.n_retained or not self._tiers.is_on:
             return
+        may_export = self._has_long_prefill(running)
         n_coming, cap = 0, self._cost.cells_within(_RETAINED_SHARE)
         for slot in self.slots.retained():
             if self.slots.retained_cells - n_coming <= cap:
@@ -186,7 +153,7 @@ class Room:
             if not self.slots.frees_cells(slot):
                 continue
             if self.exports.is_safe(slot):
-                self._clear(slot)
+                self.edits.clear(slot)
             elif may_export and self._rescue(slot):
                 n_coming += slot.n_held
 
@@ -194,7 +161,7 @@ class Room:
         """Clear every retained slot, whatever is lost with it; return the cells that this frees."""
         n_used = self.slots.used_cells
         for slot in self.slots.retained():
-            self._clear(slot)
+            self.edits.clear(slot)
         self.exports.cleared()
         return n_used - self.slots.used_cells
 
@@ -213,54 +180,23 @@ class Room:
         """Empty a sequence's slot and free it; idempotent."""
         slot = self._leave(sequence)
         if slot is not None:
-            self._clear(slot)
+            self.edits.clear(slot)
         self._forget_ended(sequence.run)
-
-    def roll_back(self, slot: Slot, n_tokens: int) -> None:
-        """Drop the rows of a rejected draft."""
-        self.slots.cut(slot, n_tokens)
-        slot.is_settling = self.spec.max_rollback_tokens is not None
-        self._edits.append(Truncate(slot.id, n_tokens))
-
-    def settled(self, edits: Seq[Edit], results: Seq[EditResult]) -> None:
-        """Take over what the engine says the slots hold after their edits; a refused checkpoint is dropped."""
-        last = dict[int, EditResult]()
-        for edit, result in zip(edits, results, strict=True):
-            slot_id = _edited_slot(edit)
-            was_ok = slot_id not in last or last[slot_id].outcome is EditOutcome.OK
-            if result.outcome is EditOutcome.REFUSED and was_ok:
-                if isinstance(edit, Rewind):
-                    self.slots.drop_checkpoint(edit.checkpoint)
-                elif isinstance(edit, Restore):
-                    self._stats.n_refused_blocks += 1
-                    self._tiers.refused(self._restored[id(edit)])
-            last[slot_id] = result
-        self._restored.clear()
-        for slot_id, result in last.items():
-            slot = self.slots[slot_id]
-            self.slots.cut(slot, min(result.n_valid, slot.n_held))
-            slot.first_held = result.first_held if slot.n_held else 0
-            if not slot.n_held and self.slots.is_retained(slot):  # a refused cut emptied it
-                self._cache.remove(slot_id)
-                self.exports.dropped(slot)
-                self.slots.free(slot)
 
     def drop_gapped(self, sequence: Sequence) -> None:
         """Have a sequence compute all of its tokens where what it began with came without a whole window at its end."""
         slot = sequence.slot
         if slot is None or keeps_window(self.spec, slot, slot.n_held):
             return
-        self._edits.append(Clear(slot.id))
-        self.slots.cut(slot, 0)
+        self.edits.drop_all(slot)
         sequence.restoring, sequence.n_device = (), 0
         self.exports.seated(sequence)
 
     def distrust(self, edits: Seq[Edit]) -> list[Sequence]:
         """Clear the slots of edits that the engine never answered; return the sequences that sit in others."""
-        self._restored.clear()
-        slot_ids = {_edited_slot(edit) for edit in edits}
+        slot_ids = self.edits.unanswered(edits)
         for slot_id in slot_ids - self._tenants.keys():
-            self._clear(self.slots[slot_id])
+            self.edits.clear(self.slots[slot_id])
         return [self._tenants[slot_id] for slot_id in slot_ids & self._tenants.keys()]
 
     def add_checkpoint(self, slot: Slot, blob: bytes) -> None:
@@ -273,15 +209,17 @@ class Room:
         segments = {id(seg): seg.n_tokens for s in running if s.slot for seg in s.slot.segments}
         return sum(segments.values()) + sum(s.n_tokens - s.n_computed for s in running) + self._text_tokens
 
+    def _has_long_prefill(self, running: Seq[Sequence]) -> bool:
+        """Say whether those at work go on for longer without a token than it takes to export what slows them."""
+        n_rows = sum(s.n_tokens - s.n_computed for s in running if s.phase is Phase.PREFILL)
+        if not n_rows or any(s.phase is Phase.DECODE for s in running):
+            return False
+        needed_s = self._cost.estimate_s(n_rows, self.slots.used_cells)
+        return n_rows >= _LONG_PREFILL_TOKENS if needed_s is None else needed_s >= _LONG_PREFILL_S
+
     def _rescue(self, slot: Slot) -> bool:
         """Have a slot exported that is to be cleared; False = there is nothing to export, or not now."""
-        return not self._is_unsettled(slot) and self.may_export and self.exports.rescue(slot)
-
-    def _is_unsettled(self, slot: Slot) -> bool:
-        """Say whether the engine does not hold yet what the ledger says of a slot."""
-        is_whole = self.spec.export_unit is ExportUnit.WHOLE  # else what is left after a cut can be taken out before it
-        edits = (edit for edit in self._edits if is_whole or not isinstance(edit, Truncate))
-        return any(_edited_slot(edit) == slot.id for edit in edits)
+        return not self.edits.is_unsettled(slot) and self.may_export and self.exports.rescue(slot)
 
     def _empty_slot(self, keep: Slot | None) -> Slot | None:
         slot = self.slots.take_free()
@@ -293,26 +231,17 @@ class Room:
         if cut.n_tokens < slot.n_held:
             self._rescue(slot)
         self.slots.take_retained(slot)
-        self._cut_back(slot, cut)
+        self.edits.cut_back(slot, cut)
         return slot
-
-    def _cut_back(self, slot: Slot, cut: Cut) -> None:
-        if cut.checkpoint is not None:
-            self._edits.append(Rewind(slot.id, cut.checkpoint.blob, cut.n_tokens))
-        elif cut.n_tokens < slot.n_held:
-            self._edits.append(Truncate(slot.id, cut.n_tokens))
-        self.slots.cut(slot, cut.n_tokens)
 
     def _copy(self, source: Slot, slot: Slot, cut: Cut) -> None:
         """Copy a prefix; whole and then rewound where it cannot be cut. No room for it = nothing copied."""
         n_copied = source.n_held if cut.checkpoint is not None else cut.n_tokens
         if n_copied == 0 or (not self.spec.copy_shares_memory and not self._has_room_beside(source, n_copied)):
             return
-        self._edits.append(CopyPrefix(source.id, slot.id, n_copied))
-        self.slots.copy(source, slot, n_copied)
+        self.edits.copy(source, slot, n_copied)
         if cut.checkpoint is not None:
-            self._edits.append(Rewind(slot.id, cut.checkpoint.blob, cut.n_tokens))
-            self.slots.cut(slot, cut.n_tokens)
+            self.edits.cut_back(slot, cut)
         self.slots.touch(source)
 
     def _has_room_beside(self, source: Slot, n_cells: int) -> bool:
@@ -326,9 +255,9 @@ class Room:
         run = sequence.run
         cut = Cut(n_kept) if n_kept == slot.n_held else usable_cut(self.spec, slot, n_kept, can_take_over=True)
         if cut.n_tokens == 0 or (run.cache == "off" and run.is_finished):
-            self._clear(slot)
+            self.edits.clear(slot)
             return
-        self._cut_back(slot, cut)
+        self.edits.cut_back(slot, cut)
         self.slots.retain(slot)
         self._cache.insert(run.root, slot.id, sequence.tokens[: cut.n_tokens])
         self.prefixes.left_by[slot.id] = run
@@ -342,20 +271,10 @@ class Room:
             for slot_id in [slot_id for slot_id, left in left_by.items() if left is run]:
                 del left_by[slot_id]
                 if run.cache == "off" and self.slots.is_retained(self.slots[slot_id]):
-                    self._clear(self.slots[slot_id])
+                    self.edits.clear(self.slots[slot_id])
 
     def _leave(self, sequence: Sequence) -> Slot | None:
         slot, sequence.slot = sequence.slot, None
         if slot is not None:
             del self._tenants[slot.id]
         return slot
-
-    def _clear(self, slot: Slot) -> None:
-        self._cache.remove(slot.id)
-        self.exports.dropped(slot)
-        self.slots.free(slot)
-        self._edits.append(Clear(slot.id))
-
-
-def _edited_slot(edit: Edit) -> int:
-    return edit.dst if isinstance(edit, CopyPrefix) else edit.slot

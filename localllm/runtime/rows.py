@@ -87,7 +87,7 @@ class RowPlanner:
             start, cut_tokens = sequence.n_computed, self._spec.cut_tokens
             if start % cut_tokens and start < sequence.n_prompt - 1:  # what was put back came out shorter
                 start -= start % cut_tokens
-                self._room.roll_back(sequence.slot, start)
+                self._room.edits.roll_back(sequence.slot, start)
             end = self._chunks.exact_end(sequence, start)
             if not self._room.free_up(end - start):
                 continue

@@ -1,9 +1,8 @@
 """Decides which tokens are computed in the next step. Produces plans and edits, calls no engine.
 
 RUNNING first, then WAITING, under the step's row budget. Prefill, decode, a prefix hit and a
-preemption are one arithmetic (`Sequence.n_computed` against `n_tokens`). No room is a value, in
-this order: evict the least recently used retained slot, drop drafts and shrink prefill chunks,
-preempt the youngest, and end the only one running with `length`.
+preemption are one arithmetic (`Sequence.n_computed` against `n_tokens`). No room is a value: `Shortage`
+says what gives way.
 """
 
 from __future__ import annotations
@@ -14,14 +13,15 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.errors import ContextOverflow, LocalLLMError
+from localllm.errors import LocalLLMError
 from localllm.runtime import events
-from localllm.runtime.admission import Admission, first_to_yield
+from localllm.runtime.admission import Admission
 from localllm.runtime.chunks import ChunkPolicy
 from localllm.runtime.config import RuntimeConfig
 from localllm.runtime.cost import StepCost
 from localllm.runtime.draft.base import Draft
 from localllm.runtime.embedding import EmbedSeat, PlannedChunk
+from localllm.runtime.ends import Ends
 from localllm.runtime.engine import Edit, EditResult, EngineSpec
 from localllm.runtime.hooks import nothing_to_send
 from localllm.runtime.kv.exports import Exports
@@ -33,11 +33,10 @@ from localllm.runtime.prefixes import Prospect
 from localllm.runtime.readers import Readers
 from localllm.runtime.room import Room
 from localllm.runtime.rows import RowPlanner
-from localllm.runtime.sequence import Embedding, Phase, RequestRun, Sequence
+from localllm.runtime.sequence import Phase, RequestRun, Sequence
+from localllm.runtime.shortage import Shortage
+from localllm.runtime.starts import Starts
 from localllm.runtime.stream import EventSink
-
-_LONG_PREFILL_S = 0.5  # exporting 1 000 tokens takes 20 ms, and they slow a prefill by 4 %
-_LONG_PREFILL_TOKENS = 256  # the same, while nothing is known of this machine
 
 
 class Scheduler:
@@ -54,7 +53,6 @@ class Scheduler:
         self.spec = spec
         self.stats = RuntimeStats()
         self.tiers = tiers or no_tiers(spec)
-        self._cost = cost
         self._room = Room(spec, self.stats, self.tiers, cost)
         self._restores = Restores(self._room, self.tiers, cost)
         self._chunks = ChunkPolicy(spec, config, cost, self.stats)
@@ -64,9 +62,10 @@ class Scheduler:
         self._waiting = self._admission.waiting
         self._running: list[Sequence] = []  # in order of admission
         self._readers = Readers(published)
-        self._ended: list[Sequence] = []
+        self._starts = Starts(self._room, self.stats)
+        self._ends = Ends(self._running, self._admission, self._embeds, self._room, self._readers, self.tiers)
+        self._shortage = Shortage(self._running, self._room, self._chunks, self._admission, self._ends)
         self.n_received = 0  # requests ever submitted; written here, read by any thread
-        self._untold: list[Sequence] = []  # seated, and not yet known to begin with what
         self._unsettled: tuple[Edit, ...] = ()  # of the plan at work, until the engine has answered
 
     @property
@@ -97,7 +96,7 @@ class Scheduler:
     @property
     def edited_slots(self) -> frozenset[int]:
         """The slots of which the engine is still to be told a change."""
-        return self._room.edited_slots
+        return self._room.edits.edited_slots
 
     @property
     def is_quiet(self) -> bool:
@@ -129,21 +128,17 @@ class Scheduler:
         """End what is left of a sink's request; unknown or ended ones are ignored."""
         run = self._readers.run_of(sink)
         if run is not None:
-            for sequence in run.sequences:
-                self._end(sequence, "cancelled")
-            if run.embedding is not None:
-                self._end_texts(run.embedding)
-                run.close()
+            self._ends.cancel(run)
             self._publish()
 
     def plan(self, drafts: Mapping[Sequence, Draft]) -> StepPlan | None:
         """Reserve slots, rows and cells for the next step; None = nothing to do."""
         restoring = dict[Sequence, None]()
         while True:
-            self._untold += self._admission.admit(self._running)
+            self._starts.add(self._admission.admit(self._running))
             restoring.update(dict.fromkeys(self._restores.plan(self._running)))
             if self._running:
-                self._room.trim(may_export=self._has_long_prefill)
+                self._room.trim(self._running)
             decodes, prefills = self._chunks.turns(self._running)
             items = self._decode_items(drafts) if decodes else []
             if prefills:
@@ -153,24 +148,23 @@ class Scheduler:
                 items = self._decode_items(drafts)  # the turn was prefill's, which found no room
             if items or all(s.phase is Phase.RESTORING for s in self._running):
                 break
-            self._give_way()
+            self._shortage.give_way()
         self._embeds.make_room(sum(len(planned.item.tokens) for planned in items))
-        self._unsettled = edits = self._room.take_edits()
+        self._unsettled = edits = self._room.edits.take()
         self._publish()
         if not items and not edits:
             return None
-        admitted = tuple(s for s in self._untold if s.phase is not Phase.RESTORING or s in restoring)
-        return StepPlan(edits, tuple(items), admitted, tuple(restoring))
+        return StepPlan(edits, tuple(items), self._starts.untold(restoring), tuple(restoring))
 
     def settle(self, plan: StepPlan, results: list[EditResult]) -> StepPlan:
         """Take over how the edits went: a slot that came out shorter computes from there in the next step."""
-        self._room.settled(plan.edits, results)
+        self._room.edits.settled(plan.edits, results)
         self._unsettled = ()
         for sequence in self.decoding:  # not only those in this step: a cut may have been refused
             if sequence.n_computed < sequence.n_tokens - 1:
                 sequence.phase = Phase.PREFILL
         self._restores.settle(self._running)
-        if self._tell_admitted():
+        if self._starts.tell():
             self._publish()  # before a prefill that may take seconds
         kept = []
         for planned in plan.items:
@@ -182,35 +176,28 @@ class Scheduler:
 
     def shrink(self, plan: StepPlan) -> None:
         """Answer the engine's NoRoom: undo the rows, then the next line of the no-room table."""
-        for planned in plan.items:
-            if planned.sequence.slot is not None:
-                self._room.slots.cut(planned.sequence.slot, planned.item.start)
-        self._room.note_refusal()
-        if not self._room.evict_one() and not self._chunks.shrink(plan.batch.n_rows, len(plan.items)):
-            self._give_way()
-            self._admission.shut()
+        self._shortage.of_step(plan)
         self._publish()
 
     def fail(self, plan: StepPlan, error: LocalLLMError) -> None:
         """End the requests of a plan with an error; their slots are cleared."""
         for sequence in (*(p.sequence for p in plan.items), *plan.admitted, *self._room.distrust(self._unsettled)):
-            self._fail_run(sequence.run, error)
+            self._ends.fail(sequence.run, error)
         self._unsettled = ()
         self._publish()
 
     def fail_request(self, run: RequestRun, error: LocalLLMError) -> None:
         """End one request with an error; its slots are cleared. Idempotent."""
-        self._fail_run(run, error)
+        self._ends.fail(run, error)
         self._readers.send()
 
     def fail_all(self, error: LocalLLMError) -> None:
         """End every request with an error; what they computed is kept like that of others that end."""
-        for run in self.tell_all(error):
-            self._release(run, is_kept=True)
+        self._ends.fail_all(error)
 
     def take_edits(self) -> tuple[Edit, ...]:
         """Hand over the changes that the engine is still to be told, when no plan will come any more."""
-        return self._room.take_edits()
+        return self._room.edits.take()
 
     def tell_all(self, error: LocalLLMError) -> list[RequestRun]:
         """Tell every request that it failed, and return them; the books stay as they are (they may be broken)."""
@@ -218,8 +205,7 @@ class Scheduler:
 
     def take_ended(self) -> list[Sequence]:
         """Hand over the sequences that ended, whatever the reason, since the last call."""
-        ended, self._ended = self._ended, []
-        return ended
+        return self._ends.take()
 
     def commit(self, planned: PlannedItem, n_taken: int, first_held: int) -> None:
         """Take note that an item ran and its sequence took `n_taken` tokens (0 = a chunk inside its prompt)."""
@@ -238,9 +224,9 @@ class Scheduler:
         sequence.run.n_accepted_draft_tokens += n_accepted
         sequence.run.n_rejected_draft_tokens += n_draft - n_accepted
         if n_accepted < n_draft:
-            self._room.roll_back(slot, sequence.n_tokens - 1)
+            self._room.edits.roll_back(slot, sequence.n_tokens - 1)
         if sequence.phase is Phase.FINISHED:
-            self._leave(sequence)
+            self._ends.leave(sequence)
         else:
             sequence.phase = Phase.DECODE
 
@@ -272,41 +258,8 @@ class Scheduler:
 
     def defer_embedding(self, planned: PlannedChunk) -> None:
         """Answer the engine's NoRoom for a chunk: evict, else begin the text anew when someone has left."""
-        self._room.note_refusal()
-        if not self._room.evict_one():
-            if self._running:
-                self._admission.interrupt_text()
-                self._admission.shut()
-            else:
-                index = planned.embedding.index
-                error = ContextOverflow("The engine has no room for this text.", field="input", index=index)
-                self.fail_request(planned.run, error)
+        self._shortage.of_text(planned)
         self._publish()
-
-    def _tell_admitted(self) -> bool:
-        """Tell of the sequences that have what was known of them, and count it; False = there are none."""
-        ready = [s for s in self._untold if s.slot is None or s.phase is not Phase.RESTORING]
-        self._untold = [s for s in self._untold if s not in ready]
-        for sequence in ready:
-            if sequence.slot is None:
-                continue
-            self._room.drop_gapped(sequence)  # before its first row runs
-            cached = sequence.cached_tokens
-            if sequence.run.admit(cached):
-                self.stats.count_cached(cached)
-            self.stats.n_recomputed_tokens += max(0, sequence.n_lost - sequence.n_computed)
-            sequence.n_lost = 0
-            self._room.prefixes.count_use(sequence)
-        return bool(ready)
-
-    @property
-    def _has_long_prefill(self) -> bool:
-        """Say whether those at work go on for longer without a token than it takes to export what slows them."""
-        n_rows = sum(s.n_tokens - s.n_computed for s in self._running if s.phase is Phase.PREFILL)
-        if not n_rows or not self.is_quiet:
-            return False
-        needed_s = self._cost.estimate_s(n_rows, self._room.slots.used_cells)
-        return n_rows >= _LONG_PREFILL_TOKENS if needed_s is None else needed_s >= _LONG_PREFILL_S
 
     def _decode_items(self, drafts: Mapping[Sequence, Draft]) -> list[PlannedItem]:
         """One row for every decoding sequence, with its draft where there is room for it."""
@@ -316,56 +269,8 @@ class Scheduler:
             if usable:
                 usable = {}
             else:
-                self._give_way()
+                self._shortage.give_way()
         return items
-
-    def _give_way(self) -> None:
-        """The end of the no-room table: put off a text, preempt the youngest, or end the only one."""
-        if self._admission.interrupt_text():
-            self._admission.shut()
-        elif len(self._running) == 1:
-            self._end(self._running[0], "length")
-        else:
-            self._admission.preempt(first_to_yield(self._running), self._running)
-
-    def _end(self, sequence: Sequence, reason: events.FinishReason) -> None:
-        if sequence.phase is not Phase.FINISHED:
-            self._waiting.remove(sequence)
-            sequence.finish(reason)
-            self._leave(sequence)
-
-    def _end_texts(self, embedding: Embedding) -> None:
-        self._waiting.remove(embedding)
-        if self._embeds.sitter is embedding:
-            self._embeds.leave()
-        embedding.finish()
-
-    def _leave(self, sequence: Sequence) -> None:
-        """Give a finished sequence's slot to the prefix cache; end its request with its last choice."""
-        self._stop_running(sequence)
-        self._ended.append(sequence)
-        self._room.retire(sequence)
-        if sequence.run.is_finished:
-            sequence.run.close()
-
-    def _release(self, run: RequestRun, *, is_kept: bool = False) -> None:
-        for sequence in run.sequences:
-            sequence.phase = Phase.FINISHED
-            self._waiting.remove(sequence)
-            self._stop_running(sequence)
-            if is_kept:
-                self._room.retire(sequence)
-            else:
-                self._room.vacate(sequence)
-            self._ended.append(sequence)
-        if run.embedding is not None:
-            self._end_texts(run.embedding)
-
-    def _stop_running(self, sequence: Sequence) -> None:
-        self.tiers.forget(sequence.lookup)
-        if sequence in self._running:
-            self._running.remove(sequence)
-            self._admission.reopen()
 
     def _publish(self) -> None:
         """Flush events to the readers, forget requests that ended, refresh the gauges."""
@@ -379,7 +284,3 @@ class Scheduler:
             slots.used_cells,
             slots.retained_cells,
         )
-
-    def _fail_run(self, run: RequestRun, error: LocalLLMError) -> None:
-        if self._readers.fail(run, error):
-            self._release(run)

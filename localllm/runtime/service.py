@@ -8,13 +8,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
 from localllm.errors import QueueFull, Unavailable
-from localllm.models.info import ModelInfo
 from localllm.models.tokenizer import Tokenizer
 from localllm.runtime.answers import AnswerMemory
 from localllm.runtime.caches import Caches
@@ -27,11 +25,11 @@ from localllm.runtime.hooks import NO_HOOKS, Hooks
 from localllm.runtime.inbox import Cancel, Ping, Submit, TierReady
 from localllm.runtime.kv.explain import CacheStats, Cleared, Explanation, Warmed
 from localllm.runtime.kv.tiers import Tiers
+from localllm.runtime.loaded_model import LoadedModel
 from localllm.runtime.loop import EngineLoop
 from localllm.runtime.metrics import RuntimeStats
 from localllm.runtime.prepare import ModelFacts, options_from, prepare, recollection_of
 from localllm.runtime.prompts import encode_prompt, render_prompt
-from localllm.runtime.sampling_params import Sampling
 from localllm.runtime.scheduler import Scheduler
 from localllm.runtime.stream import Answer, EventSink, TokenStream, collect, rebuild, told
 from localllm.runtime.types import ChatRequest, CompletionRequest, GenerationRequest, Message, Request
@@ -40,27 +38,6 @@ from localllm.runtime.warming import document_tokens, warm
 T = TypeVar("T")
 _KEEPING_S = 60.0  # that an answer waits for what is still to be written: gigabytes, of a long document
 _LOOK_S = 0.1  # between looks whether the engine's thread is there
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """What is loaded, and how. `sampling` = what a request without sampling fields gets.
-
-    `sha256` is None until the file was hashed once; `notes` are the plan's lines for people;
-    `settings` are the parameters in force, by llama-bench's names. `n_ctx`: tokens of its context.
-    `is_deterministic`: equal requests get answers equal to the last bit.
-    """
-
-    name: str
-    path: Path
-    sha256: str | None
-    info: ModelInfo
-    n_ctx: int
-    n_slots: int
-    sampling: Sampling
-    notes: tuple[str, ...] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    is_deterministic: bool = False
 
 
 def _answer(asked: Future[T], question: Callable[[], T]) -> None:

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from localllm.errors import UsageError
-from localllm.runtime.kv.explain import Explanation, Reason
+from localllm.runtime.kv.explain import AnyTier, Explanation, Reason
 from localllm.runtime.types import ChatRequest, GenerationRequest
 from localllm.server import openai_chat, openai_completions, options
 from localllm.server.body import Body, decode, read
@@ -25,8 +25,6 @@ from localllm.server.state import ServerState, record_of
 from localllm.server.wire import ChatBody, CompletionBody
 
 EXPLAIN_PATH: Final = "/v1/cache/explain"
-
-Tier = Literal["device", "ram", "disk"]
 
 
 class TierTokens(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +61,7 @@ class CacheExplanation(msgspec.Struct, frozen=True, kw_only=True):
     n_known_tokens: int
     n_held_tokens: int
     known_tokens: TierTokens
-    tier: Tier | None
+    tier: AnyTier | None
     age_s: float | None
     reason: Reason
     message: str

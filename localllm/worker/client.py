@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import msgspec
 
-from localllm.errors import LocalLLMError, ServerUnreachable
-from localllm.runtime import events
+from localllm.errors import ServerUnreachable
 from localllm.runtime.config import LoadConfig
 from localllm.runtime.events import Event
 from localllm.runtime.kv.explain import CacheStats, Cleared, Explanation, Warmed
@@ -23,18 +20,15 @@ from localllm.runtime.types import GenerationRequest, Request
 from localllm.runtime.warming import warm
 from localllm.worker.description import config_to_wire
 from localllm.worker.local_connection import Connection
+from localllm.worker.local_exchange import Exchange
 from localllm.worker.protocol import (
     VERSION,
     AnyFrame,
     Attach,
     BadFrame,
     Call,
-    Cancel,
     Failed,
-    Frame,
-    Happened,
     Result,
-    event_from_wire,
     failure_event,
     submit_frame,
 )
@@ -123,38 +117,27 @@ class RemoteService:
         )
         self.can_chat: bool = model["can_chat"]
         self.is_cache_shared: bool = model["is_cache_shared"]
-        self._connection = connection
-        self._numbers = itertools.count(1)
-        self._lock = threading.Lock()
-        self._waiting: dict[int, _Waiting] = {}
-        self._death: LocalLLMError | None = None
-        self._reader = threading.Thread(target=self._read, name="localllm-server", daemon=True)
-        self._reader.start()
+        self._exchange = Exchange(connection, record.url)
 
     @property
     def is_alive(self) -> bool:
         """Say whether submitted work will be done."""
-        return self._death is None
+        return self._exchange.is_alive
 
     def submit(self, request: Request) -> TokenStream:
         """Hand a request to the server; its events come through the stream.
 
         Returns when the server took it. Raises: what refused it, as in process; ServerUnreachable.
         """
-        number = next(self._numbers)
-        stream = TokenStream(request.request_id, lambda _: self._send_if_alive(Cancel(number)))
-        waiting = self._ask(number, submit_frame(number, request), _Waiting(stream))
-        if waiting.failure is not None:
-            raise waiting.failure
-        return stream
+        return self._exchange.submit(request)
 
     def prompt_tokens(self, request: Request) -> list[int]:
         """Return the ids that a request's prompt becomes. Raises what refuses it; ServerUnreachable."""
-        return list(self._call("prompt_tokens", _argument(request))["tokens"])
+        return list(self._exchange.call("prompt_tokens", _argument(request))["tokens"])
 
     def explain(self, request: Request) -> Explanation:
         """Return what the server's caches know of a prompt, and why not more. Raises as `prompt_tokens`."""
-        return _converted(self._call("explain", _argument(request)), Explanation)
+        return _converted(self._exchange.call("explain", _argument(request)), Explanation)
 
     def warm(self, request: GenerationRequest, on_event: Callable[[Event], None] = lambda event: None) -> Warmed:
         """Have a prompt's beginning computed and pinned there, as in process. Raises as `submit`."""
@@ -162,24 +145,23 @@ class RemoteService:
 
     def document(self, request: Request) -> list[int]:
         """Return the ids with which every prompt begins that goes on after this one. Raises as `prompt_tokens`."""
-        return list(self._call("document", _argument(request))["tokens"])
+        return list(self._exchange.call("document", _argument(request))["tokens"])
 
     def kept(self, request: GenerationRequest) -> Mapping[str, int]:
         """Return how many of a prompt's leading tokens each tier holds there. Raises as `prompt_tokens`."""
-        return dict(self._call("kept", _argument(request)))
+        return dict(self._exchange.call("kept", _argument(request)))
 
     def cache_stats(self) -> CacheStats:
         """Return what the server's caches of this model hold. Raises: ServerUnreachable."""
-        return _converted(self._call("cache_stats", None), CacheStats)
+        return _converted(self._exchange.call("cache_stats", None), CacheStats)
 
     def clear_cache(self) -> Cleared:
         """Forget all that the server keeps of this model's ended requests. Raises: ServerUnreachable."""
-        return _converted(self._call("clear_cache", None), Cleared)
+        return _converted(self._exchange.call("clear_cache", None), Cleared)
 
     def close(self) -> None:
         """Leave the server; what is at work there for this connection ends. Idempotent."""
-        self._end(ServerUnreachable("The connection to the server was closed.", "start again"))
-        self._connection.close()
+        self._exchange.close()
 
     def __enter__(self) -> Self:
         return self
@@ -188,111 +170,6 @@ class RemoteService:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _call(self, verb: str, argument: Any) -> Any:
-        number = next(self._numbers)
-        waiting = self._ask(number, Call(number, verb, argument), _Waiting(None))
-        if waiting.failure is not None:
-            raise waiting.failure
-        return waiting.value
-
-    def _ask(self, number: int, frame: Frame, waiting: _Waiting) -> _Waiting:
-        """Send what is numbered `number` and wait for the first answer to it."""
-        with self._lock:
-            if self._death is not None:
-                raise self._death
-            self._waiting[number] = waiting
-        try:
-            self._send(frame)
-            waiting.answered.wait()
-        except BaseException:
-            self._send_if_alive(Cancel(number))
-            raise
-        return waiting
-
-    def _send(self, frame: Frame) -> None:
-        try:
-            self._connection.send(frame)
-        except OSError:
-            self._end(self._gone())
-        except BadFrame as error:
-            raise LocalLLMError(f"The request is too large for the server: {error}.", "--no-server") from None
-
-    def _send_if_alive(self, frame: Frame) -> None:
-        if self._death is None:
-            self._send(frame)
-
-    def _read(self) -> None:
-        """Hand out what comes until the server is gone."""
-        try:
-            self._connection.wait_forever()
-            while True:
-                self._take(self._connection.receive())
-        except (LocalLLMError, OSError, BadFrame):
-            self._end(self._gone())
-
-    def _take(self, frame: AnyFrame) -> None:
-        match frame:
-            case Happened():
-                for number, wires in frame.entries:
-                    self._happened(number, [event_from_wire(wire) for wire in wires])
-            case Result():
-                self._answered(frame.number, frame.value, None)
-            case Failed():
-                self._answered(frame.number, None, rebuild(failure_event(frame)))
-            case _:
-                raise BadFrame("not a server's frame")
-
-    def _happened(self, number: int, batch: list[events.Event]) -> None:
-        with self._lock:
-            waiting = self._waiting.get(number)
-            if waiting is None or waiting.stream is None or not batch:
-                return
-            if isinstance(batch[-1], (events.Done, events.Error)):
-                del self._waiting[number]
-        if isinstance(batch[0], events.Error) and not waiting.answered.is_set():
-            waiting.failure = rebuild(batch[0])
-        else:
-            waiting.stream.put(batch)
-        waiting.answered.set()
-
-    def _answered(self, number: int, value: Any, failure: LocalLLMError | None) -> None:
-        with self._lock:
-            waiting = self._waiting.pop(number, None)
-        if waiting is not None:
-            waiting.value, waiting.failure = value, failure
-            waiting.answered.set()
-
-    def _end(self, death: LocalLLMError) -> None:
-        """Let everything that waits for the server end. Only the first reason counts."""
-        with self._lock:
-            if self._death is not None:
-                return
-            self._death = death
-            left = list(self._waiting.values())
-            self._waiting.clear()
-        for waiting in left:
-            if waiting.answered.is_set() and waiting.stream is not None:
-                waiting.stream.put([events.Error(death.code, death.message, death.hint)])
-            else:
-                waiting.failure = death
-            waiting.answered.set()
-
-    def _gone(self) -> ServerUnreachable:
-        return ServerUnreachable(
-            f"The server at {self.record.url} is gone, and with it what it was answering.",
-            "localllm run --no-server loads the model here",
-        )
-
-
-@dataclass(slots=True)
-class _Waiting:
-    """Something asked: `answered` is set at the first answer; `stream` None for a call."""
-
-    stream: TokenStream | None
-    answered: threading.Event = field(default_factory=threading.Event)
-    value: Any = None
-    failure: LocalLLMError | None = None
 
 
 def _argument(request: Request) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from localllm.worker.eviction import Held
 from localllm.worker.handle import StartProcess, Worker
 from localllm.worker.lifecycle import ModelEntry, ModelState, SupervisorSettings
 from localllm.worker.process import WorkerProcess
-from localllm.worker.unit import ModelUnit, Surroundings
+from localllm.worker.surroundings import Surroundings
+from localllm.worker.unit import ModelUnit
 
 __all__ = ["EventStream", "ModelEntry", "ModelState", "Supervisor", "SupervisorSettings", "Worker"]
 

@@ -5,56 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import signal
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable
 
 from localllm.errors import LocalLLMError, ModelNotFound, ModelRefused, NotEnoughMemory, Unavailable
 from localllm.models.system import resident_bytes
-from localllm.runtime.config import RuntimeConfig
-from localllm.worker.description import config_to_wire, runtime_to_wire
-from localllm.worker.handle import Gone, StartProcess, Worker
-from localllm.worker.lifecycle import (
-    ModelEntry,
-    ModelState,
-    Restarts,
-    SupervisorSettings,
-    died_too_often,
-    keeping_s,
-    not_yet,
-    resting_place,
-)
+from localllm.worker.attempts import Attempts
+from localllm.worker.handle import Gone, Worker
+from localllm.worker.launcher import Launcher
+from localllm.worker.lifecycle import ModelEntry, ModelState, Restarts, died_too_often, not_yet, resting_place
 from localllm.worker.naming import Known
-from localllm.worker.poison import NATIVE_DEATHS, PoisonLedger
-from localllm.worker.protocol import Load
+from localllm.worker.surroundings import Surroundings
 
 COOLDOWN_S = 5.0
 """After a load failed, requests get its error for so long before one of them tries again."""
 
-_USUAL_LOAD_S = 5.0
-_LOADER_CRASHES = NATIVE_DEATHS | {signal.SIGILL, signal.SIGFPE}
 _AT_REST = (ModelState.UNLOADED, ModelState.FAILED, ModelState.REFUSED)
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What a model needs of its supervisor.
-
-    `key`: for fingerprints. `make_room`: unloads others where the model needs it; returns its runtime's settings.
-    `evict_one`: unloads the model that is missed least, and says whether there was one. `noticed`: called
-    whenever it is used or changes its state. `turn`: held by who loads a model that did not run before, so
-    that each sees the memory which is really left.
-    """
-
-    settings: SupervisorSettings
-    key: bytes
-    log: Callable[[str, str], None]
-    start: StartProcess
-    make_room: Callable[[ModelUnit], Awaitable[RuntimeConfig]]
-    evict_one: Callable[[ModelUnit], Awaitable[bool]]
-    noticed: Callable[[], None]
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class ModelUnit:
@@ -67,32 +33,27 @@ class ModelUnit:
         self.used_s = 0.0
         self.memory_bytes = 0
         self._around = around
-        self._current: Worker | None = None
+        self._launcher = Launcher(known, around.settings, around.key, around.start, self._log_of_worker)
         self._task: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
+        self._attempts = Attempts(known)
         self._restarts = Restarts()
-        self._ledger = PoisonLedger()
         self._last_used_epoch_s = 0.0
         self._n_stops = self._n_waiting = 0
-        self._failed_s = -math.inf
-        self._began_s = self._due_s = 0.0
-        self._load_s = _USUAL_LOAD_S
-        self._loaded_identity: object = None
-        self._refused_identity: object = None
         if known.problem:
             self._rest(ModelState.REFUSED, ModelRefused(f"{known.name} cannot be used: {known.problem}", "localllm ls"))
 
     @property
     def worker(self) -> Worker | None:
         """The worker, while requests can be given to it."""
-        return self._current if self.state is ModelState.READY else None
+        return self._launcher.current if self.state is ModelState.READY else None
 
     @property
     def is_busy(self) -> bool:
         """Say whether it is at work, or on its way into or out of another state."""
         is_moving = self.state not in (*_AT_REST, ModelState.READY)
-        return is_moving or (self._current is not None and self._current.is_busy)
+        return is_moving or (self._launcher.current is not None and self._launcher.current.is_busy)
 
     @property
     def is_to_come(self) -> bool:
@@ -102,7 +63,8 @@ class ModelUnit:
     @property
     def can_be_forgotten(self) -> bool:
         """Say whether nothing runs and nobody waits."""
-        return self.state in _AT_REST and not (self._current or self._task or self._stopping or self._n_waiting)
+        is_at_work = self._launcher.current or self._task or self._stopping
+        return self.state in _AT_REST and not is_at_work and not self._n_waiting
 
     def entry(self) -> ModelEntry:
         """Return what can be told of it now."""
@@ -122,9 +84,9 @@ class ModelUnit:
             is_pinned=known.is_pinned,
             n_requests=worker.n_requests if worker else 0,
             last_used_s=self._last_used_epoch_s,
-            pid=self._current.pid if self._current else None,
+            pid=self._launcher.current.pid if self._launcher.current else None,
             model=worker.model if worker else {},
-            is_changed=worker is not None and known.identity() != self._loaded_identity,
+            is_changed=worker is not None and self._launcher.is_changed,
         )
 
     async def ready(self, wait_s: float | None, cooldown_s: float = COOLDOWN_S) -> Worker:
@@ -151,7 +113,7 @@ class ModelUnit:
             has_tried = True
             left_s = end_s - time.monotonic()
             if left_s <= 0:
-                raise not_yet(self.state, self._left_s)
+                raise not_yet(self.state, self._attempts.left_s(self.state))
             changed = self._changed
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(None if left_s == math.inf else left_s):
@@ -162,7 +124,7 @@ class ModelUnit:
     def begin(self) -> None:
         """Start to load it, where it is at rest."""
         if self.state in _AT_REST and self._stopping is None:
-            self._began_s = time.monotonic()
+            self._attempts.began()
             self._set(ModelState.LOADING)
             self._run(self._bring_up(0.0))
 
@@ -170,25 +132,24 @@ class ModelUnit:
         """Unload it, whatever it is at; its requests end with `error`. Done even where the caller is cancelled."""
         self._n_stops += 1
         if self._stopping is None:
-            self._set(ModelState.STOPPING if self._current or self._task else self.state)
+            self._set(ModelState.STOPPING if self._launcher.current or self._task else self.state)
             self._stopping = asyncio.create_task(self._stop(error))
         await asyncio.shield(self._stopping)
 
     def hurry(self) -> None:
         """Wait for nothing more where it is stopping: what its worker has not kept yet is lost."""
-        if self._stopping is not None and self._current is not None:
-            self._current.kill()
+        if self._stopping is not None and self._launcher.current is not None:
+            self._launcher.current.kill()
 
     async def _stop(self, error: LocalLLMError) -> None:
-        worker, task = self._current, self._task
+        worker, task = self._launcher.current, self._task
         if worker is not None:
             worker.end(error)
         if task is not None:
             task.cancel()
             await asyncio.wait({task})
-        if self._current is not None:
-            await self._current.stop(error)
-        self._current = self._task = self._stopping = None
+        await self._launcher.stop(error)
+        self._task = self._stopping = None
         self.memory_bytes = 0
         if self.state is ModelState.STOPPING:
             self.error = None
@@ -199,7 +160,7 @@ class ModelUnit:
         """Load it; where its worker dies in that, again, until it stands or was tried too often."""
         due_s: float | None = delay_s
         while due_s is not None:
-            self._due_s = time.monotonic() + due_s
+            self._attempts.due_in(due_s)
             await asyncio.sleep(due_s)
             try:
                 await self._load()
@@ -223,48 +184,28 @@ class ModelUnit:
             await self._load_now()
 
     async def _load_now(self) -> None:
-        around, settings = self._around, self._around.settings
         identity = self.known.identity()
         if not identity:
             raise ModelNotFound(f"The files of {self.known.name} are gone.", "localllm ls")
-        runtime = await around.make_room(self)
-        size_bytes = sum(size for size, _, _ in identity)
+        runtime = await self._around.make_room(self)
         while True:
-            now_s = self._began_s = time.monotonic()
-            order = Load(
-                str(self.known.path),
-                self.known.name,
-                config_to_wire(settings.config),
-                runtime_to_wire(runtime),
-                around.key,
-                self._ledger.to_run_alone(now_s),
-                self._ledger.to_refuse(now_s),
-                settings.nice,
-            )
-            worker = Worker(
-                self.known.name, around.start, self._log_of_worker, settings.watchdog_s, order, keeping_s(runtime)
-            )
-            self._current = worker
+            self._attempts.began()
             try:
-                await worker.load(size_bytes)
-                break
+                self._stand(await self._launcher.load(runtime, identity))
+                return
             except NotEnoughMemory:
                 await self._bury_failed()
-                if not await around.evict_one(self):
+                if not await self._around.evict_one(self):
                     raise
-        self._loaded_identity = identity
-        self._stand(worker)
 
     def _stand(self, worker: Worker) -> None:
         """Take the loaded worker into service."""
-        self._load_s = time.monotonic() - self._began_s
-        if self.known.sha256 and not worker.model.get("sha256"):
-            worker.model = {**worker.model, "sha256": self.known.sha256}
+        load_s = self._attempts.loaded()
         self.memory_bytes = max(self.memory_bytes, resident_bytes(worker.pid))
         worker.on_death = self._on_death
         worker.link.on_answer = self._on_answer
         self.error, self._task = None, None
-        self._around.log("info", f"{self.known.name}: loaded in {self._load_s:.1f} s (process {worker.pid})")
+        self._around.log("info", f"{self.known.name}: loaded in {load_s:.1f} s (process {worker.pid})")
         self._set(ModelState.READY)
 
     def _on_death(self) -> None:
@@ -283,27 +224,16 @@ class ModelUnit:
         self._around.noticed()
 
     async def _bury(self) -> float | None:
-        """Wait for the end of a worker that died, learn from it, and return when the next is due."""
-        worker = self._current
-        assert worker is not None
-        code = await worker.gone()
-        was_loaded = bool(worker.model)
-        if -code in NATIVE_DEATHS or worker.is_hung:
-            self._ledger.died_with(worker.dying_step(), worker.ran_alone, time.monotonic())
-        how = worker.how_it_ended(code)
-        worker.dispose()
-        self._current = None
-        identity = self.known.identity()
-        if not was_loaded and -code in _LOADER_CRASHES and not worker.is_hung and identity != self._loaded_identity:
-            text = f"loading it crashes its process ({how}); it is not tried again until the file changes"
+        """Wait for the end of a worker that died, and return when the next is due."""
+        death = await self._launcher.bury()
+        if death.is_by_loading:
+            text = f"loading it crashes its process ({death.how}); it is not tried again until the file changes"
             return self._failed(ModelRefused(f"{self.known.name}: {text}.", f"localllm show {self.known.name}"))
-        return self._died(how)
+        return self._died(death.how)
 
     async def _bury_failed(self) -> None:
         """Wait for the end of a worker that said why it cannot load."""
-        if self._current is not None:
-            await self._current.stop(Unavailable("The model could not be loaded."))
-            self._current = None
+        await self._launcher.stop(Unavailable("The model could not be loaded."))
 
     def _died(self, how: str) -> float | None:
         due_s = self._restarts.died()
@@ -324,7 +254,7 @@ class ModelUnit:
         hint = f" Hint: {error.hint}" if error.hint else ""
         self._around.log("error", f"{self.known.name}: not loaded: {error.message}{hint}")
         if isinstance(error, ModelRefused):
-            self._refused_identity = self.known.identity()
+            self._attempts.refused()
         self._rest(*resting_place(error))
         return None
 
@@ -332,23 +262,13 @@ class ModelUnit:
         self.error = error
         self.memory_bytes = 0
         self._task = None
-        self._failed_s = time.monotonic()
+        self._attempts.failed()
         self._set(state)
 
     def _check_may_try(self, has_tried: bool, cooldown_s: float) -> None:
         """Raise the error that it rests with, where trying again is of no use yet."""
-        if self.error is None:
-            return
-        is_same = self.state is ModelState.REFUSED and self.known.identity() == self._refused_identity
-        is_cooling = self.state is ModelState.FAILED and time.monotonic() - self._failed_s < cooldown_s
-        if has_tried or is_same or is_cooling or self.known.problem:
+        if self.error is not None and (has_tried or not self._attempts.is_of_use(self.state, cooldown_s)):
             raise self.error
-
-    @property
-    def _left_s(self) -> float:
-        """How long it may still take to be ready, judging by the last time."""
-        start_s = self._due_s if self.state is ModelState.RESTARTING else self._began_s
-        return start_s + self._load_s - time.monotonic()
 
     def _use(self) -> None:
         self.used_s = time.monotonic()

@@ -155,7 +155,7 @@ def test_a_whole_retained_match_wins_over_an_equal_running_one() -> None:
     room.slots.retain(retained)
     assert room.seat(sequence)
     assert sequence.slot is retained
-    assert room.take_edits() == ()
+    assert room.edits.take() == ()
 
 
 def test_who_was_preempted_returns_before_newcomers() -> None:
@@ -247,7 +247,7 @@ def test_what_an_edit_cost_of_the_window_is_taken_over() -> None:
     slot = room.slots.take_free()
     assert slot is not None
     room.slots.grow(slot, 50)
-    room.settled([Truncate(slot.id, 40)], [EditResult(40, first_held=12)])
+    room.edits.settled([Truncate(slot.id, 40)], [EditResult(40, first_held=12)])
     assert (slot.n_held, slot.first_held) == (40, 12)
 
 

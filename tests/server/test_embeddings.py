@@ -241,7 +241,7 @@ def test_a_client_that_goes_ends_the_work_within_a_chunk() -> None:
         wait_until(lambda: "code=499" in running.log.getvalue())
         assert len(engine.embeds) < 20
         assert running.post("/v1/embeddings", {"input": "a"}).status == 200
-        assert running.state.n_active == 0
+        wait_until(lambda: running.state.n_active == 0)  # the answer is out a moment before it counts as ended
         assert not running.state.cuts
 
 

@@ -134,7 +134,7 @@ def test_work_ends_with_its_connection(file: Path, leave: str) -> None:
         if leave == "close":
             remote.close()
         else:
-            remote._connection.close()
+            remote._exchange._connection.close()
         eventually(lambda: local.worker.streams[0].n_cancels > 0)
         eventually(lambda: local.call(lambda: local.server.n_streams) == 0)
 

@@ -1,7 +1,7 @@
 """The disk tier: blocks as files in a folder that survives the process and is shared by all of a user's.
 
 No call here raises for what the disk does: what cannot be written is not kept, what cannot be read is
-computed. Files are written by one background thread (`disk_writer.py`), whole or not at all.
+computed. One background thread writes (`disk_writer.py`) what becomes files, whole or not at all (`disk_files.py`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from localllm.models.disk import files
 from localllm.runtime.config import TierConfig
 from localllm.runtime.kv.asking import ask_once
 from localllm.runtime.kv.blocks import Block, Key
+from localllm.runtime.kv.disk_files import BlockFiles
 from localllm.runtime.kv.disk_format import VERSION, BadFile, NewerFile, read_file
 from localllm.runtime.kv.disk_index import DiskIndex
 from localllm.runtime.kv.disk_names import ENGINE_BYTES
@@ -88,7 +89,7 @@ class DiskTier:
         return secret, self._writer_of(self._config, secret)
 
     def _writer_of(self, config: TierConfig, secret: bytes) -> Writer:
-        return Writer(self._folder, self._index, config, about=self._about, secret=secret)
+        return Writer(BlockFiles(self._folder, self._index, config, about=self._about, secret=secret))
 
     @property
     def version(self) -> int:
@@ -157,7 +158,7 @@ class DiskTier:
             if one is not None and is_as_good and (one.is_pinned or not is_pinned):
                 return True
         write = Write(block, blob, prefix_tokens, is_pinned, is_second_use, is_shared)
-        if self._refusal or self._writer.is_resting or not self._writer.allows(write):
+        if self._refusal or self._writer.is_resting or not self._writer.files.allows(write):
             return False
         return self._writer.put(write, wait_s=wait_s)
 
@@ -195,7 +196,7 @@ class DiskTier:
         self._writer.drop_all()
         deleted = Deleted() if self._refusal else delete_blocks(self._folder)
         self._index.forget_all()
-        self._writer.room.less(deleted.n_bytes)
+        self._writer.files.room.less(deleted.n_bytes)
         return deleted.n_blocks, deleted.n_bytes
 
     def stats(self) -> DiskStats:
@@ -204,15 +205,15 @@ class DiskTier:
         writer.look()
         return DiskStats(
             folder=self._config.disk_dir,
-            limit_bytes=writer.room.limit_bytes,
-            used_bytes=writer.room.used_bytes,
+            limit_bytes=writer.files.room.limit_bytes,
+            used_bytes=writer.files.room.used_bytes,
             n_written=writer.n_written,
             written_bytes=writer.written_bytes,
             n_read=self._n_read,
             n_bad=self._index.n_bad,
-            n_evicted=writer.room.n_evicted,
+            n_evicted=writer.files.room.n_evicted,
             n_dropped=writer.n_dropped,
-            spent_today_bytes=writer.day.spent_bytes,
+            spent_today_bytes=writer.files.day.spent_bytes,
             daily_bytes=self._config.disk_daily_bytes,
             waiting_bytes=writer.waiting_bytes,
             failure=self._refusal or writer.failure,

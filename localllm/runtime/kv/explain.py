@@ -28,7 +28,8 @@ Reason: TypeAlias = Literal[
 ]
 """Why no more of a prompt is known. Where several hold, the first of this list is told."""
 
-Tier: TypeAlias = Literal["device", "ram", "disk"]
+AnyTier: TypeAlias = Literal["device", "ram", "disk"]
+"""Where KV may lie: on the device, or in a tier below it (`matching.Tier`)."""
 
 MESSAGES: Mapping[Reason, str] = {
     "complete": "All is known that can be: the rest, at least the last token, is always computed.",
@@ -78,7 +79,7 @@ class Explanation:
     message: str
     known_tokens: Mapping[str, int] = field(default_factory=dict)
     n_held_tokens: int = 0
-    tier: Tier | Literal[""] = ""
+    tier: AnyTier | Literal[""] = ""
     age_s: float | None = None
     diverges_at: Divergence | None = None
 

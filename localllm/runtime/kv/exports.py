@@ -1,4 +1,4 @@
-"""What is to be kept in the tiers of what slots hold, and how much time that may take.
+"""What is to be kept in the tiers of what slots hold.
 
 On memory that the pool shares with the RAM tier a sequence is exported when it has ended; on devices with
 memory of their own, and where a window would lose cells, as its blocks complete.
@@ -13,36 +13,15 @@ from dataclasses import dataclass, field, replace
 
 from localllm.runtime.engine import EngineSpec, PrefixRule
 from localllm.runtime.kv.blocks import Block, Key
+from localllm.runtime.kv.export_budget import ExportBudget
 from localllm.runtime.kv.ram import Note
 from localllm.runtime.kv.tiers import CutRule, Tiers
 from localllm.runtime.metrics import RuntimeStats
 from localllm.runtime.sequence import Sequence
 from localllm.runtime.slots import Checkpoint, Slot
 
-_SHARE = 0.05  # of the time that passes
-_SAVED_S = 0.02  # at most, for later
-_DEBT_S = 0.1  # that may be made where something would be lost, or would slow a long prefill down
 _PAUSE_S = 0.005  # at once, that those who wait for a token may be made to wait longer
 _FIRST_GUESS_S = 0.001  # of a block's export, while nothing is known of this machine
-
-
-class ExportBudget:
-    """Time for exporting: a share of all time, with a debt that is paid back."""
-
-    def __init__(self) -> None:
-        self._balance_s = 0.0
-
-    def earn(self, elapsed_s: float) -> None:
-        """Take note that time has passed."""
-        self._balance_s = min(_SAVED_S, self._balance_s + _SHARE * elapsed_s)
-
-    def spend(self, elapsed_s: float) -> None:
-        """Take note of time that an export took."""
-        self._balance_s -= elapsed_s
-
-    def allows(self, *, debt: bool, pledged_s: float = 0.0) -> bool:
-        """Say whether another block may be exported now, beside others that will take `pledged_s`."""
-        return self._balance_s - pledged_s > (-_DEBT_S if debt else 0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 A prompt is looked up while it is prepared: the disk is asked by a thread of its own (`asking.py`), and what
 RAM lacks is read meanwhile by another (`reading.py`). Neither the engine's thread nor one that prepares
-touches a file.
+touches a file. What is kept, and what goes for it, is decided in `keeping.py`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from localllm.models.available import available_bytes, total_bytes
+from localllm.models.available import available_bytes
 from localllm.runtime.config import TierConfig
 from localllm.runtime.engine import EngineSpec
 from localllm.runtime.kv.asking import Asker
 from localllm.runtime.kv.blocks import Block, Chain, Key, KeyMaker, Root
 from localllm.runtime.kv.explain import Cleared
+from localllm.runtime.kv.keeping import Keeper
 from localllm.runtime.kv.matching import CutRule, Link, Lookup, Matcher, Tier, cut_rule
-from localllm.runtime.kv.ram import Entry, Note, RamTier
+from localllm.runtime.kv.ram import Note, RamTier
 from localllm.runtime.kv.reading import Reader
 from localllm.runtime.types import Tokens
 
@@ -33,8 +34,6 @@ __all__ = ["CutRule", "Gone", "Link", "Lookup", "Note", "Tier", "TierStats", "Ti
 _SHARE_OF_AVAILABLE = 4  # the RAM tier takes a quarter, where nobody says
 _SHARE_AHEAD = 4  # beside the RAM tier, at most a quarter of it lies ready for those who wait, within these bounds
 _LEAST_AHEAD_BYTES, _MOST_AHEAD_BYTES = 16 << 20, 256 << 20
-_PRESSED_SHARE = 0.05  # of all memory: with less available the tier shrinks
-_PRESSURE_CHECK_S = 1.0
 
 
 class Gone(Exception):
@@ -78,13 +77,13 @@ class Tiers:
         self._disk = disk
         self.maker = KeyMaker(spec.fingerprint, os.urandom(32) if disk is None else disk.secret, config.block_tokens)
         limit_bytes = available_bytes() // _SHARE_OF_AVAILABLE if config.ram_bytes is None else config.ram_bytes
-        self._ram = RamTier(limit_bytes, self._is_written)
+        self._ram = RamTier(limit_bytes) if disk is None else RamTier(limit_bytes, disk.has_written)
         self._matcher = Matcher(spec, self.maker, self._ram, disk)
         ahead_bytes = min(max(limit_bytes // _SHARE_AHEAD, _LEAST_AHEAD_BYTES), _MOST_AHEAD_BYTES)
         self._reader = None if disk is None else Reader(disk.read, self._ram.__contains__, wake, ahead_bytes)
         self._asker = Asker()
         self._lock = threading.Lock()
-        self._checked_s = 0.0
+        self._keeper = Keeper(self._ram, disk, self._matcher.rule, self._lock)
 
     @property
     def rule(self) -> CutRule:
@@ -162,8 +161,7 @@ class Tiers:
         except KeyError:
             raise Gone from None
         if blob is not None:
-            with self._lock:
-                self._keep(Entry(link.block, blob, Note(link.block.end)))
+            self._keeper.put_read(link.block, blob)
         return blob
 
     def waited_s(self, lookup: Lookup) -> float:
@@ -172,54 +170,19 @@ class Tiers:
 
     def holds(self, key: Key) -> bool:
         """Say whether a block is in a tier, as far as is known without asking the disk."""
-        return key in self._ram or self._lies_on_disk(key)
+        return key in self._ram or (self._disk is not None and self._disk.holds(key))
 
     def put(self, block: Block, blob: bytes, note: Note) -> None:
         """Keep a block that was exported; what the rules allow goes on to the disk."""
-        with self._lock:
-            held, was_evicted = self._ram.get(block.key), self._ram.was_evicted(block.key)
-            if held is not None and block.is_bare and not held.block.is_bare:  # what is held is of more use
-                block, blob = held.block, held.blob
-            kept = note if held is None else held.note.and_also(note)
-            entry = Entry(block, blob, kept)
-            self._keep(entry)
-        if not note.is_private:  # also of a block that others have as well: a private request writes nothing
-            own = Entry(block, blob, note) if kept.is_private else entry  # a private pin pins no file
-            self._write(own, is_second_use=was_evicted)
+        self._keeper.put(block, blob, note)
 
     def pin(self, key: Key, note: Note) -> bool:
         """Put a block under a note that pins it, without exporting it anew; False = RAM does not hold all of it."""
-        with self._lock:
-            entry = self._ram.get(key)
-        if entry is None or entry.block.is_bare:
-            return False
-        self.put(entry.block, entry.blob, note)
-        return True
+        return self._keeper.pin(key, note)
 
     def used(self, keys: Iterable[Key], in_part: Key | None = None, *, is_private: bool = False) -> None:
-        """Take note that another sequence had the blocks of these keys, given from the first on.
-
-        `in_part`: of the block after them it had but the beginning. The rest may be private still, so nothing comes of
-        that but that the block stays longer. A private use leaves no trace on disk.
-        """
-        keys, unwritten = list(keys), list[Entry]()
-        touched = keys if in_part is None else [*keys, in_part]
-        with self._lock:
-            self._ram.touch(reversed(touched))  # the first become the newest: the others are of no use without
-            for key in () if is_private else keys:
-                entry = self._ram.get(key)
-                if entry is None:
-                    continue
-                own = entry
-                if entry.note.is_private:  # how long that prompt was stays unknown, and that it was pinned
-                    own = Entry(entry.block, entry.blob, Note(entry.block.end))
-                    entry.note = entry.note.and_also(own.note)
-                if not self._lies_on_disk(key):
-                    unwritten.append(own)
-        for entry in unwritten:
-            self._write(entry, is_second_use=True)
-        if self._disk is not None and not is_private:
-            self._disk.used([key for key in touched if self._disk.holds(key)])
+        """Take note that another sequence had the blocks of these keys, and of the next one but the beginning."""
+        self._keeper.used(keys, in_part, is_private=is_private)
 
     def refused(self, block: Block) -> None:
         """Set a block aside whose bytes the engine would not take."""
@@ -268,9 +231,7 @@ class Tiers:
 
     def limit_ram(self, limit_bytes: int) -> None:
         """Keep at most so much in RAM from now on."""
-        with self._lock:
-            self._ram.limit_bytes = limit_bytes
-            self._unshare(self._ram.shrink(limit_bytes))
+        self._keeper.limit_ram(limit_bytes)
 
     def clear(self) -> Cleared:
         """Forget all, in RAM and on disk; say how much that was. Sequences at work compute what they lack."""
@@ -287,6 +248,10 @@ class Tiers:
             self._ram.clear()
         return Cleared(n_ram_blocks=n_blocks, ram_bytes=n_bytes)
 
+    def write_pins(self, end_s: float) -> None:
+        """Have what is pinned written, as far as the disk did not take it before. `end_s`: by the monotonic clock."""
+        self._keeper.write_held(end_s, pins_only=True)
+
     def close(self) -> None:
         """End the tiers' threads, once what is to be written is, within the time that the settings give. Idempotent."""
         self._asker.close()
@@ -295,23 +260,8 @@ class Tiers:
         if self._disk is None:
             return
         end_s = time.monotonic() + self._config.flush_s
-        self._write_held(end_s, pins_only=not self._config.keeps_all)
+        self._keeper.write_held(end_s, pins_only=not self._config.keeps_all)
         self._disk.close(flush_s=max(0.0, end_s - time.monotonic()))
-
-    def write_pins(self, end_s: float) -> None:
-        """Have what is pinned written, as far as the disk did not take it before. `end_s`: by the monotonic clock."""
-        self._write_held(end_s, pins_only=True)
-
-    def _write_held(self, end_s: float, *, pins_only: bool) -> None:
-        """Have written what RAM holds and the disk lacks, what is of most use first."""
-        with self._lock:
-            entries = [] if self._disk is None else self._ram.by_worth()
-        for entry in entries:
-            left_s = end_s - time.monotonic()
-            if left_s <= 0:
-                break
-            if entry.note.is_pinned or (not pins_only and not self._lies_on_disk(entry.block.key)):
-                self._write(entry, is_second_use=True, wait_s=left_s)
 
     def _from(self, lookup: Lookup, link: Link, disk: DiskTier) -> list[Block]:
         """Return a link's block and those after it in the chain that the disk is known to hold and RAM lacks."""
@@ -323,48 +273,6 @@ class Tiers:
                 if block is not None and key not in self._ram:
                     blocks.append(block)
         return blocks
-
-    def _lies_on_disk(self, key: Key) -> bool:
-        return self._disk is not None and self._disk.holds(key)
-
-    def _is_written(self, key: Key) -> bool:
-        return self._disk is not None and self._disk.has_written(key)
-
-    def _write(self, entry: Entry, *, is_second_use: bool, wait_s: float = 0.0) -> None:
-        if self._disk is None or entry.note.is_private:
-            return
-        held = self._ram.get(entry.block.key)
-        self._disk.write(
-            entry.block,
-            entry.blob,
-            prefix_tokens=entry.note.prefix_tokens,
-            is_second_use=is_second_use,
-            is_pinned=entry.note.is_pinned,
-            is_shared=held is not None and held.blob is entry.blob,
-            wait_s=wait_s,
-        )
-
-    def _keep(self, entry: Entry) -> None:
-        """Hold a block in RAM, instead of what must go for it. Called under the lock."""
-        if not self._ram.limit_bytes:
-            return
-        self._unshare(self._ram.put(entry))
-        if self.rule is CutRule.ANYWHERE:
-            self._ram.drop_beginnings(entry)
-        self._relieve()
-
-    def _relieve(self) -> None:
-        """Halve the tier where the machine has hardly any memory left."""
-        now_s = time.monotonic()
-        if now_s - self._checked_s >= _PRESSURE_CHECK_S:
-            self._checked_s = now_s
-            if available_bytes() < _PRESSED_SHARE * total_bytes():
-                self._unshare(self._ram.shrink(self._ram.used_bytes // 2))
-
-    def _unshare(self, gone: list[Entry]) -> None:
-        """Tell the disk tier of blocks that RAM lets go of. Called under the lock."""
-        if gone and self._disk is not None:
-            self._disk.unshare([entry.block.key for entry in gone])
 
 
 def no_tiers(spec: EngineSpec) -> Tiers:

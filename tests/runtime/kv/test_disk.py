@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from localllm.runtime.kv import disk_queue, disk_writer
+from localllm.runtime.kv import disk_files, disk_queue, disk_writer
 from localllm.runtime.kv.blocks import Block
 from localllm.runtime.kv.disk import DiskTier
 from localllm.runtime.kv.disk_index import Found
@@ -238,7 +238,7 @@ def test_the_disk_being_full_costs_no_more_than_the_block_and_ends(
 
 
 def test_an_almost_full_disk_is_left_to_others(folder: Path, disk: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_writer, "SPARE_BYTES", 1 << 60)
+    monkeypatch.setattr(disk_files, "SPARE_BYTES", 1 << 60)
     write(disk, block_of(1))
     assert disk.stats().n_failed == 1
     assert "full" in disk.stats().failure
@@ -272,7 +272,7 @@ def test_a_failing_call_leaves_no_half_file(
 def test_an_error_nobody_thought_of_does_not_end_the_writer(
     folder: Path, disk: DiskTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk_writer, "file_parts", lambda *args: 1 / 0)
+    monkeypatch.setattr(disk_files, "file_parts", lambda *args: 1 / 0)
     write(disk, block_of(1))
     monkeypatch.undo()
     write(disk, block_of(2))

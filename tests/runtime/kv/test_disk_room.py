@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from localllm.runtime.kv import disk_room, disk_writer
+from localllm.runtime.kv import disk_files, disk_room, disk_writer
 from localllm.runtime.kv.disk import DiskTier
 from localllm.runtime.kv.disk_list import delete_all, total
 from localllm.runtime.kv.disk_room import DayBudget, FolderRoom
@@ -123,7 +123,8 @@ def test_what_was_not_used_for_long_goes_also_while_nothing_is_written(
     write(disk, block_of(1), block_of(2))
     os.utime(files_in(folder)[0], (0, time.time() - 8 * DAY_S))
     disk.close(flush_s=1)
-    monkeypatch.setattr(disk_writer, "_SWEEP_S", 0.05)
+    for module in (disk_files, disk_writer):
+        monkeypatch.setattr(module, "SWEEP_S", 0.05)
     idle = tier(folder)
     end_s = time.monotonic() + 10
     while len(files_in(folder)) == 2 and time.monotonic() < end_s:

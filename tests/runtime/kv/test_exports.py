@@ -13,7 +13,6 @@ from localllm.runtime.config import TierConfig
 from localllm.runtime.engine import CopyPrefix, Edit, EngineSpec, Rewind, Truncate
 from localllm.runtime.events import Embedded
 from localllm.runtime.inbox import Close
-from localllm.runtime.kv.exports import ExportBudget
 from localllm.runtime.kv.tiers import CutRule, Tiers
 from localllm.runtime.stream import collect
 from localllm.runtime.types import CompletionRequest, GenerationOptions
@@ -53,21 +52,6 @@ def _streaming(bench: Bench, n_prompt: int = 10) -> object:
     while not bench.scheduler.decoding:
         bench.step()
     return stream
-
-
-def test_a_budget_is_a_share_of_time_with_a_bounded_debt() -> None:
-    budget = ExportBudget()
-    assert not budget.allows(debt=False)
-    assert budget.allows(debt=True)
-    budget.earn(0.1)
-    assert budget.allows(debt=False)
-    budget.spend(0.006)
-    assert not budget.allows(debt=False)
-    budget.spend(0.1)
-    assert not budget.allows(debt=True)
-    budget.earn(3600)  # an hour of nothing saves no more than a moment
-    assert budget.allows(debt=False, pledged_s=0.01)
-    assert not budget.allows(debt=False, pledged_s=0.03)
 
 
 def test_beside_a_stream_a_step_exports_one_block_at_most() -> None:
@@ -130,7 +114,7 @@ def test_what_is_evicted_for_room_is_exported_first(kind: str) -> None:
     spec = replace(SPECS[kind], pool_tokens=260, n_slots=3)
     bench = _bench(spec)
     bench.scheduler.exports.next = lambda *_, **__: None  # type: ignore[method-assign]
-    bench.scheduler._room.trim = lambda **_: None  # type: ignore[method-assign]
+    bench.scheduler._room.trim = lambda *_: None  # type: ignore[method-assign]
     first, second = _prompt(3, 150), _prompt(4, 150)
     bench.answer(first, max_tokens=2)
     bench.answer(second, max_tokens=2)
@@ -380,7 +364,7 @@ def _sleepy(bench: Bench) -> None:
 def test_what_a_tier_has_lost_again_is_exported_anew_before_it_is_evicted(kind: str) -> None:
     bench = _bench(replace(SPECS[kind], pool_tokens=260, n_slots=3))
     first, second = _prompt(3, 150), _prompt(4, 150)
-    bench.scheduler._room.trim = lambda **_: None  # type: ignore[method-assign]
+    bench.scheduler._room.trim = lambda *_: None  # type: ignore[method-assign]
     bench.answer(first, max_tokens=2)
     bench.step()
     assert not bench.scheduler.exports.has_work

@@ -114,7 +114,7 @@ def test_it_may_be_cancelled_at_any_step_and_the_books_stay_right(kind: str) -> 
             assert collect(stream).choices[0].ids == truth([*prompt, 40 + i], 4)
         room = bench.scheduler._room
         assert not room._tenants
-        assert not bench.scheduler._untold
+        assert not bench.scheduler._starts._untold
         bench.step()
         held = [len(bench.engine.slots[s.id].tokens) for s in room.slots._slots]
         assert held == [s.n_held for s in room.slots._slots]

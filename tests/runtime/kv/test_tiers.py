@@ -13,7 +13,7 @@ import pytest
 
 from localllm.runtime.config import TierConfig
 from localllm.runtime.engine import EngineSpec, PrefixRule
-from localllm.runtime.kv import asking
+from localllm.runtime.kv import asking, keeping
 from localllm.runtime.kv import ram as ram_module
 from localllm.runtime.kv import tiers as tiers_module
 from localllm.runtime.kv.blocks import NO_ROOT, Block, Chain
@@ -526,9 +526,9 @@ def test_a_request_that_comes_after_closing_is_told_that_nothing_can_be_read() -
 def test_when_memory_is_short_the_tier_gives_up_half_at_most_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, left = list[float](), [100]
     clock = [1000.0]
-    monkeypatch.setattr(tiers_module, "total_bytes", lambda: 1000)
-    monkeypatch.setattr(tiers_module, "available_bytes", lambda: asked.append(clock[0]) or left[0])
-    monkeypatch.setattr(tiers_module.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(keeping, "total_bytes", lambda: 1000)
+    monkeypatch.setattr(keeping, "available_bytes", lambda: asked.append(clock[0]) or left[0])
+    monkeypatch.setattr(keeping.time, "monotonic", lambda: clock[0])
     tiers = _tiers()
     _put(tiers, TOKENS)
     assert tiers.stats().ram_bytes == 50
