@@ -19,7 +19,7 @@ from localllm.runtime.sequence import Phase, RequestRun, Sequence
 from localllm.runtime.slots import Checkpoint, Cut, Slot, Slots, keeps_window, usable_cut
 
 _CHECKPOINTS_PER_SLOT = 4
-_RETAINED_SHARE = 0.02  # of a step's time, that retained cells may cost those at work
+_RETAINED_SHARE = 0.005  # of a step's time, that retained cells may cost those at work: putting them back costs less
 _LONG_PREFILL_S = 0.5  # exporting 1 000 tokens takes 20 ms, and they slow a prefill by 4 %
 _LONG_PREFILL_TOKENS = 256  # the same, while nothing is known of this machine
 

@@ -39,10 +39,15 @@ class NativeContext:
         self.n_rs_seq: int = api.llama_n_rs_seq(self._handle)
         self._n_vocab = model.n_vocab
         self._n_embd = model.n_embd
+        self._is_unified = settings.kv_unified
+        self._queued = set[int]()  # slots of copies between streams that the next forward makes
 
     def decode(self, batch: Any) -> int:
         """Run a forward; return llama_decode's code (native.md, "what fails cleanly")."""
-        return int(self._decode(self._handle, batch))
+        code = int(self._decode(self._handle, batch))
+        if code != -1:  # there it was refused before anything was done
+            self._queued.clear()
+        return code
 
     def logits(self, n_rows: int) -> NDArray[np.float32]:
         """Return the last forward's logits, a view [n_rows, n_vocab] that the next forward overwrites."""
@@ -57,8 +62,22 @@ class NativeContext:
         self._model.native.api.llama_set_embeddings(self._handle, on)
 
     def copy(self, src: int, dst: int, start: int, end: int) -> None:
-        """Give `dst` the positions [start, end) of `src` (-1, -1 = all of them)."""
+        """Give `dst` the positions [start, end) of `src` (-1, -1 = all of them).
+
+        Between streams the cells are counted at once and copied by the next forward: until then `awaits_copy`.
+        """
         self._seq_cp(self._memory, src, dst, start, end)
+        if not self._is_unified:
+            self._queued |= {src, dst}
+
+    def awaits_copy(self, slot: int) -> bool:
+        """Say whether a queued copy has still to read or write a slot: its state can be neither taken nor put back."""
+        return slot in self._queued
+
+    def copy_now(self, src: int, dst: int) -> bool:
+        """Give `dst`, which is empty, the whole state of `src` by way of host memory; False = it was not taken."""
+        state = self.read_state(src, 0)
+        return self.write_state(dst, memoryview(state)) == len(state)
 
     def remove(self, slot: int, start: int = -1) -> bool:
         """Drop positions from `start` on (-1 = all); False where the state cannot be cut."""

@@ -102,7 +102,8 @@ class SlotEditor:
         if n_tokens == 0:
             return _held(target)
         if self._rule is PrefixRule.CHECKPOINT or not self._is_unified:
-            self._context.copy(src, dst, -1, -1)  # whole: part of a stream aborts (N7), of a state is wrong
+            if not self._copy_whole(src, dst):  # part of a stream aborts (N7), of a state is wrong
+                return self._cleared(dst, target, _NO_ROOM)
             source.last_rows = 0  # a rollback now would move the copy too
             if n_tokens < source.n_valid and not self._context.remove(dst, n_tokens):
                 return self._cleared(dst, target, _REFUSED)
@@ -111,9 +112,18 @@ class SlotEditor:
         target.reset(n_tokens, source.gap_end)
         return self._checked(dst, target)
 
+    def _copy_whole(self, src: int, dst: int) -> bool:
+        """Copy all of a slot. Between streams that waits for the next forward, and edits come before: so at once, but
+        for windows, of whose cells a state has the last ones only.
+        """
+        if not self._is_unified and self._rule is not PrefixRule.WINDOW:
+            return self._context.copy_now(src, dst)
+        self._context.copy(src, dst, -1, -1)
+        return True
+
     def _restore(self, edit: Restore) -> EditResult:
         state = self._guard.slot(edit.slot)
-        if state.is_undefined or state.n_valid != edit.start:
+        if state.is_undefined or state.n_valid != edit.start or self._context.awaits_copy(edit.slot):
             return _held(state, _NO_ROOM)  # skipped; the blob is not to blame
         try:
             blob = unseal(edit.blob, BlobKind.POSITIONS, self._digest)
@@ -149,6 +159,7 @@ class SlotEditor:
         except BadBlob:
             return self._cleared(edit.slot, state, _REFUSED)
         fits = blob.end == edit.n_tokens and 0 < edit.n_tokens <= state.n_valid and not state.is_undefined
+        fits = fits and not self._context.awaits_copy(edit.slot)
         if not fits or not self._rewinds:
             return self._cleared(edit.slot, state, _REFUSED)
         if blob.payload:

@@ -94,6 +94,7 @@ class LlamaEngine:
             raise GuardError(f"Slot {slot} holds {state.n_valid} tokens, not [{start}, {end}).")
         if self.spec.export_unit is ExportUnit.WHOLE:
             self._guard.settled(slot, "exported")
+            self._refuse_copying(slot)
             if (start, end) != (0, state.n_valid):
                 raise GuardError(f"Slot {slot} can only be exported whole.")
             return seal(self._context.read_state(slot, HEADER_BYTES), BlobKind.POSITIONS, self._digest, start, end)
@@ -116,6 +117,7 @@ class LlamaEngine:
         state = self._guard.settled(slot, "checkpointed")
         if state.n_valid == 0:
             raise GuardError(f"Slot {slot} is empty.")
+        self._refuse_copying(slot)
         first, n_valid = state.first_held, state.n_valid
         if self.spec.prefix_rule is PrefixRule.ANY:
             return seal_parts((), BlobKind.CHECKPOINT, self._digest, first, n_valid)
@@ -174,6 +176,10 @@ class LlamaEngine:
             self._editor.refresh(item.slot, state)
             held[item.slot] = state.first_held
         return held
+
+    def _refuse_copying(self, slot: int) -> None:
+        if self._context.awaits_copy(slot):
+            raise EngineError(f"The cells of slot {slot} are copied by the next forward only.")
 
     def _failed(self, code: int, items: tuple[BatchItem, ...]) -> None:
         """Turn llama_decode's code into an exception; only 1 and -1 leave everything as it was."""

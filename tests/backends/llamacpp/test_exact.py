@@ -13,6 +13,7 @@ from localllm.backends.llamacpp.engine import LlamaEngine
 from localllm.backends.llamacpp.guard import GuardError
 from localllm.backends.llamacpp.model import LlamaModel
 from localllm.backends.llamacpp.settings import ContextSettings, ModelSettings
+from localllm.errors import EngineError
 from localllm.models.info import read_info
 from localllm.runtime.engine import (
     Clear,
@@ -138,6 +139,54 @@ def test_a_copied_prefix_goes_on_to_the_same_bits(tiny: Path, name: str) -> None
         assert (copied.n_valid, copied.outcome) == (192, EditOutcome.OK)
         assert same(alone, answer(engine, 2, 192))
         assert same(alone, answer(engine, 1, 192))
+
+
+@EVERY
+def test_a_copy_is_made_whatever_becomes_of_both_slots_before_the_next_forward(tiny: Path, name: str) -> None:
+    with exact(tiny / f"{name}.gguf") as engine:
+        alone = answer(engine)
+        edits, n_kept = _kept_at(engine, 1, 192)
+        engine.edit(edits(1))
+        prompt(engine, 2, OTHER[:200])
+        prompt(engine, 3, OTHER[:230])
+        if engine.spec.export_unit is ExportUnit.BLOCK:
+            others = [(start, engine.export(3, start, start + 64)) for start in (0, 64, 128)]
+        else:
+            others = [(0, engine.export(3, 0, 230))]
+        engine.edit([CopyPrefix(1, 2, n_kept)])
+        engine.edit([Clear(1), *(Restore(1, start, blob) for start, blob in others)])  # the source becomes another
+        assert same(alone, answer(engine, 2, 192))
+
+
+@EVERY
+def test_what_is_taken_out_of_a_fresh_copy_is_what_was_copied_or_nothing(tiny: Path, name: str) -> None:
+    with exact(tiny / f"{name}.gguf") as engine:
+        alone = answer(engine)
+        edits, n_kept = _kept_at(engine, 1, 192)
+        engine.edit(edits(1))
+        prompt(engine, 2, OTHER[:200])
+        engine.edit([CopyPrefix(1, 2, n_kept)])
+        cuts = [(0, 64), (64, 128), (128, 192)] if engine.spec.export_unit is ExportUnit.BLOCK else [(0, 192)]
+        if name in WINDOWED:  # a state has not all that a copy needs, so the copy waits for a forward
+            with pytest.raises(EngineError, match="next forward"):
+                engine.export(2, 0, 192)
+            prompt(engine, 3, OTHER[:1])
+        blobs = [(start, engine.export(2, start, end)) for start, end in cuts]
+        results = engine.edit([Restore(4, start, blob) for start, blob in blobs])
+        assert {result.outcome for result in results} == {EditOutcome.OK}
+        assert same(alone, answer(engine, 4, 192))
+
+
+@pytest.mark.parametrize("name", [name for name in TINY if name not in (*HYBRID, *WINDOWED)])
+def test_blocks_follow_on_a_fresh_copy(tiny: Path, name: str) -> None:
+    with exact(tiny / f"{name}.gguf") as engine:
+        alone = answer(engine)
+        third = engine.export(0, 128, 192)
+        prompt(engine, 1, [*TEXT[:128], *OTHER[:90]])  # begins alike, and goes on otherwise
+        prompt(engine, 2, OTHER[:230])
+        copied, put = engine.edit([CopyPrefix(1, 2, 128), Restore(2, 128, third)])
+        assert (copied.n_valid, put.n_valid, put.outcome) == (128, 192, EditOutcome.OK)
+        assert same(alone, answer(engine, 2, 192))
 
 
 @EVERY
