@@ -152,7 +152,8 @@ def test_each_connection_is_a_client_of_its_own(file: Path) -> None:
 def test_the_same_file_by_another_name_is_the_same_model(file: Path, tmp_path: Path) -> None:
     (tmp_path / "link.gguf").symlink_to(file)
     with listening(supervisor_of(file)) as local:
-        client.attach(local.record, tmp_path / "link.gguf", LoadConfig()).close()
+        with client.attach(local.record, tmp_path / "link.gguf", LoadConfig()) as remote:
+            assert (remote.model.name, remote.model.path) == ("fake", file)
 
 
 @pytest.mark.parametrize(
@@ -174,14 +175,16 @@ def test_other_load_settings_are_told_apart(file: Path, wished: LoadConfig, told
 def test_settings_that_change_no_answer_do_not_matter(file: Path) -> None:
     held = LoadConfig(ctx=1024, parallel=8, retained=4)
     with listening(supervisor_of(file, config=held)) as local:
-        client.attach(local.record, file, LoadConfig(ctx=1024)).close()
+        with client.attach(local.record, file, LoadConfig(ctx=1024)) as remote:
+            assert remote.model.name == "fake"
 
 
 def test_a_template_counts_by_its_whole_path(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     held = LoadConfig(template=tmp_path / "t.jinja")
     with listening(supervisor_of(file, config=held)) as local:
-        client.attach(local.record, file, LoadConfig(template=Path("t.jinja"))).close()
+        with client.attach(local.record, file, LoadConfig(template=Path("t.jinja"))) as remote:
+            assert remote.model.name == "fake"
 
 
 def test_a_model_that_is_not_ready_is_not_held(file: Path, tmp_path: Path) -> None:

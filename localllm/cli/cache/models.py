@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from localllm.worker.registry import ServerRecord
 
 TIMEOUT_S = 10.0
+_FLUSH_S = 60.0  # what is warmed is to lie on disk when the command ends
 _STOPPING_S = 20.0  # a model may write for ten when it is unloaded, after a step
 _LOOK_S = 0.1
 
@@ -145,6 +146,3 @@ def _running(model: str) -> RemoteService | None:
             except LocalLLMError:
                 continue
     return None
-
-
-_FLUSH_S = 60.0  # what is warmed is to lie on disk when the command ends
