@@ -57,16 +57,13 @@ class Prefixes:
         for hit in hits:
             leader = self.tenants.get(hit.slot)
             n_soon = self._aligned(min(hit.n_common, self._n_reusable(sequence)))
-            if leader is None or n_soon <= leader.n_computed:
-                continue
-            if leader.phase is Phase.RESTORING:  # a copy of what it puts back costs no second set of cells
-                n_soon = min(n_soon, leader.links[-1].end if leader.links else 0)
-            elif leader.phase is not Phase.PREFILL:
+            if leader is None or leader.phase not in (Phase.PREFILL, Phase.RESTORING) or n_soon <= leader.n_computed:
                 continue
             n_worth = 1 if leader.run is sequence.run else min_gain_tokens
             if n_soon - n_device < n_worth:
                 continue
-            if leader.phase is Phase.RESTORING:
+            n_put = leader.links[-1].end if leader.links else 0
+            if min(n_soon, n_put) - n_device >= n_worth:  # a copy of what it puts back costs no second set of cells
                 return leader
             links = self.best_start(sequence)[2]
             if not links or n_soon - links[-1].end >= n_worth:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from localllm.runtime.config import TierConfig
+from localllm.runtime.config import RuntimeConfig, TierConfig
 from localllm.runtime.engine import EditOutcome, EditResult, EngineSpec, ExportUnit, PrefixRule, Restore
 from localllm.runtime.events import Admitted, Event
 from localllm.runtime.kv.blocks import Block
@@ -210,6 +210,21 @@ def test_followers_of_one_who_restores_take_over_when_it_is_cancelled() -> None:
     bench.run()
     assert [collect(s).choices[0].ids for s in streams[1:]] == [truth([*prompt, 40 + i], 2) for i in range(1, 5)]
     assert bench.engine.n_restored <= 640 + 16
+
+
+@pytest.mark.parametrize("kind", SPECS)
+@pytest.mark.parametrize("n_known", [1, 16, 200])
+def test_followers_of_one_who_restores_a_beginning_wait_for_what_it_computes_after(kind: str, n_known: int) -> None:
+    prompt = _prompt(13, 400)
+    bench = Bench(FakeEngine(SPECS[kind]), tiers=_known(prompt[:n_known], SPECS[kind]))
+    bench.cost.restore_s = lambda n_tokens: 0.01 * n_tokens  # type: ignore[method-assign]
+    streams = [bench.submit([*prompt, 40 + i], max_tokens=2) for i in range(6)]
+    bench.run()
+    answers = [collect(stream) for stream in streams]
+    assert [answer.choices[0].ids for answer in answers] == [truth([*prompt, 40 + i], 2) for i in range(6)]
+    n_first = len(prompt) - answers[0].usage.cached_tokens.get("ram", 0)
+    n_not_worth_waiting = RuntimeConfig().min_wait_prefix_tokens
+    assert bench.scheduler.stats.n_prompt_tokens_computed <= n_first + 6 * (1 + n_not_worth_waiting)
 
 
 def test_choices_of_one_request_share_what_is_put_back() -> None:
