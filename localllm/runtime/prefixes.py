@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from localllm.runtime.cost import StepCost
-from localllm.runtime.engine import EngineSpec
+from localllm.runtime.engine import EngineSpec, PrefixRule
 from localllm.runtime.kv.prefix_cache import PrefixCache, PrefixHit
 from localllm.runtime.kv.tiers import CutRule, Link, Tiers
 from localllm.runtime.sequence import Phase, RequestRun, Sequence
@@ -63,10 +63,11 @@ class Prefixes:
             if n_soon - n_device < n_worth:
                 continue
             n_put = leader.links[-1].end if leader.links else 0
-            if min(n_soon, n_put) - n_device >= n_worth:  # a copy of what it puts back costs no second set of cells
-                return leader
+            if n_soon < n_put and self._spec.prefix_rule is not PrefixRule.ANY:
+                continue  # what is put back beyond the fork could not be cut there
             links = self.best_start(sequence)[2]
-            if not links or n_soon - links[-1].end >= n_worth:
+            shares_restore = min(n_soon, n_put) - n_device >= n_worth  # a copy costs no second set of cells
+            if shares_restore or not links or n_soon - links[-1].end >= n_worth:
                 leader.cuts.add(n_soon)
                 return leader
         return None
