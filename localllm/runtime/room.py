@@ -160,6 +160,7 @@ class Room:
     def clear_retained(self) -> int:
         """Clear every retained slot, whatever is lost with it; return the cells that this frees."""
         n_used = self.slots.used_cells
+        self.prefixes.forks.clear()
         for slot in self.slots.retained():
             self.edits.clear(slot)
         self.exports.cleared()
