@@ -83,12 +83,13 @@ class Prefixes:
             return
         _, cut, links = self.best_start(sequence)
         n_begun = links[-1].end if links else cut.n_tokens
-        n_common = max((hit.n_common for hit in self._hits(sequence)), default=0)
-        n_common = max(n_common, self.forks.find(sequence.run.root, sequence.tokens))
+        n_known = self.forks.find(sequence.run.root, sequence.tokens)
+        n_common = max(n_known, *(hit.n_common for hit in self._hits(sequence)), 0)
         fork = self._aligned(min(n_common, self._n_reusable(sequence)))
         if fork - n_begun >= min_gain_tokens:
             sequence.cuts.add(fork)
-        self.forks.add(sequence.run.root, sequence.tokens[: sequence.n_prompt])
+        if n_known < sequence.n_prompt:
+            self.forks.add(sequence.run.root, sequence.tokens[: sequence.n_prompt])
 
     def prospect(self, sequence: Sequence) -> Prospect:
         """Return what a sequence would begin with, changing nothing."""

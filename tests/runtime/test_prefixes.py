@@ -105,6 +105,15 @@ def test_where_prompts_part_is_forgotten_with_the_rest_and_not_told_to_another_s
     assert forks.find(("", ""), [1, 2, 3, 5]) == 0
 
 
+def test_a_prompt_is_remembered_once_however_often_it_comes() -> None:
+    bench = Bench(FakeEngine(SPECS["recurrent"]))
+    for options in ({}, {"n": 3}, {"cache": "off"}):
+        bench.answer(_prompt(80, 100), max_tokens=2, **options)
+    assert bench.scheduler._room.prefixes.forks._n_tokens == 100
+    bench.answer(_prompt(81, 100), max_tokens=2, cache="off")
+    assert bench.scheduler._room.prefixes.forks._n_tokens == 100
+
+
 def test_the_oldest_prompts_are_forgotten_first() -> None:
     forks = Forks()
     for i in range(5):
