@@ -117,6 +117,8 @@ class Admission:
         started_s = time.perf_counter()
         is_alone = not running and self._embeds.sitter is None
         fits = is_alone or self._room.fits(sequence) or (is_newcomer and self._make_way(sequence, running))
+        if fits:
+            self._room.prefixes.mark_fork(sequence, self._min_wait_tokens)
         if not fits or not self._room.seat(sequence):
             self._room.note_refusal()
             return False

@@ -78,6 +78,7 @@ class Edits:
         """Drop what a slot holds beyond a usable prefix."""
         if cut.checkpoint is not None:
             self._edits.append(Rewind(slot.id, cut.checkpoint.blob, cut.n_tokens))
+            slot.is_settling = False
         elif cut.n_tokens < slot.n_held:
             self._edits.append(Truncate(slot.id, cut.n_tokens))
         self._slots.cut(slot, cut.n_tokens)

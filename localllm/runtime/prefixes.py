@@ -1,6 +1,6 @@
 """What a sequence could begin with: prefixes that slots hold or are computing, and blocks that the tiers know.
 
-Looks, and changes nothing but the index. Used by the engine's thread alone.
+Looks, and changes nothing but the index, and what it remembers of prompts. Used by the engine's thread alone.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from localllm.runtime.cost import StepCost
-from localllm.runtime.engine import EngineSpec
+from localllm.runtime.engine import EngineSpec, PrefixRule
+from localllm.runtime.forks import Forks
 from localllm.runtime.kv.prefix_cache import PrefixCache, PrefixHit
 from localllm.runtime.kv.tiers import CutRule, Link, Tiers
 from localllm.runtime.sequence import Phase, RequestRun, Sequence
@@ -41,6 +42,7 @@ class Prefixes:
         self.index = PrefixCache()
         self.tenants: dict[int, Sequence] = {}
         self.left_by: dict[int, RequestRun] = {}
+        self.forks = Forks()
         self._spec = spec
         self._slots = slots
         self._tiers = tiers
@@ -63,13 +65,31 @@ class Prefixes:
             if n_soon - n_device < n_worth:
                 continue
             n_put = leader.links[-1].end if leader.links else 0
-            if min(n_soon, n_put) - n_device >= n_worth:  # a copy of what it puts back costs no second set of cells
-                return leader
+            if n_soon < n_put and self._spec.prefix_rule is not PrefixRule.ANY:
+                continue  # what is put back beyond the fork could not be cut there
             links = self.best_start(sequence)[2]
-            if not links or n_soon - links[-1].end >= n_worth:
+            shares_restore = min(n_soon, n_put) - n_device >= n_worth  # a copy costs no second set of cells
+            if shares_restore or not links or n_soon - links[-1].end >= n_worth:
                 leader.cuts.add(n_soon)
                 return leader
         return None
+
+    def mark_fork(self, sequence: Sequence, min_gain_tokens: int) -> None:
+        """Have a sequence that is to be seated take a checkpoint where it leaves what others began with as well.
+
+        Where prefixes cannot be cut, the second to fork there computes it again; the third shall not.
+        """
+        if self._spec.prefix_rule is not PrefixRule.CHECKPOINT or sequence.run.cache == "off":
+            return
+        _, cut, links = self.best_start(sequence)
+        n_begun = links[-1].end if links else cut.n_tokens
+        n_known = self.forks.find(sequence.run.root, sequence.tokens)
+        n_common = max(n_known, *(hit.n_common for hit in self._hits(sequence)), 0)
+        fork = self._aligned(min(n_common, self._n_reusable(sequence)))
+        if fork - n_begun >= min_gain_tokens:
+            sequence.cuts.add(fork)
+        if n_known < sequence.n_prompt:
+            self.forks.add(sequence.run.root, sequence.tokens[: sequence.n_prompt])
 
     def prospect(self, sequence: Sequence) -> Prospect:
         """Return what a sequence would begin with, changing nothing."""

@@ -53,12 +53,12 @@ class Room:
     def seat(self, sequence: Sequence) -> bool:
         """Give a sequence a slot with the longest prefix that some slot holds, or a tier knows; False = no slot.
 
-        A retained slot that matches whole is taken over, any other match is copied. What only a tier has is
-        put back in the steps that follow.
+        A retained slot that matches whole is taken over, any other match is copied where that costs others
+        less than what a take-over drops. What only a tier has is put back in the steps that follow.
         """
         source, cut, links = self.prefixes.best_start(sequence)
         retained = source is not None and self.slots.is_retained(source)
-        if source is not None and retained and cut.n_tokens == source.n_held:
+        if source is not None and retained and self._is_taken_over(source, cut):
             slot: Slot | None = self._take_over(source, cut)
         else:
             slot = self._empty_slot(keep=source)
@@ -160,6 +160,7 @@ class Room:
     def clear_retained(self) -> int:
         """Clear every retained slot, whatever is lost with it; return the cells that this frees."""
         n_used = self.slots.used_cells
+        self.prefixes.forks.clear()
         for slot in self.slots.retained():
             self.edits.clear(slot)
         self.exports.cleared()
@@ -226,6 +227,23 @@ class Room:
         if slot is None and self.evict_one(keep):
             slot = self.slots.take_free()
         return slot
+
+    def _is_taken_over(self, source: Slot, cut: Cut) -> bool:
+        """Say whether a retained slot is better taken over than copied: it matches whole, or what it drops is
+        little beside what it gives and what would go for a copy, or there is no room for a copy at all.
+        """
+        n_dropped = source.n_held - cut.n_tokens
+        if not n_dropped or source.is_settling:
+            return True
+        others, n_cells = [slot for slot in self.slots.retained() if slot is not source], 0
+        if not self.spec.copy_shares_memory:
+            n_copied = source.n_held if cut.checkpoint is not None else cut.n_tokens
+            n_cells = max(0, n_copied - self.slots.free_cells)
+            if n_cells > sum(slot.n_held for slot in others):
+                return True
+        if others and not self.slots.has_free:
+            n_cells = max(n_cells, sum(segment.n_tokens for segment in others[0].segments if segment.n_holders == 1))
+        return n_dropped < min(cut.n_tokens, n_cells)
 
     def _take_over(self, slot: Slot, cut: Cut) -> Slot:
         if cut.n_tokens < slot.n_held:

@@ -67,6 +67,11 @@ class Slots:
         return self.spec.pool_tokens - self.used_cells
 
     @property
+    def has_free(self) -> bool:
+        """Say whether an empty slot can be handed out."""
+        return bool(self._free)
+
+    @property
     def n_retained(self) -> int:
         """Slots kept for their prefix alone."""
         return len(self._retained)
@@ -197,7 +202,7 @@ class Cut:
 def usable_cut(spec: EngineSpec, slot: Slot, n_common: int, can_take_over: bool) -> Cut:
     """Return the longest exact prefix of `slot` within its first `n_common` tokens (0 tokens = none).
 
-    A settling slot cannot be copied, but one that `can_take_over` is used as it is.
+    A settling slot cannot be copied; one that `can_take_over` is used as it is, or put back to a checkpoint.
     """
     n_common = min(n_common, slot.n_held)
     match spec.prefix_rule:
@@ -208,7 +213,7 @@ def usable_cut(spec: EngineSpec, slot: Slot, n_common: int, can_take_over: bool)
         case PrefixRule.CHECKPOINT:
             if n_common == slot.n_held and (can_take_over or not slot.is_settling):
                 return Cut(n_common)
-            if slot.is_settling:
+            if slot.is_settling and not can_take_over:
                 return Cut(0)
             best = max((c for c in slot.checkpoints if c.n_tokens <= n_common), key=lambda c: c.n_tokens, default=None)
             return Cut(best.n_tokens, best) if best else Cut(0)

@@ -120,7 +120,8 @@ def test_settling_slot_is_taken_over_but_never_copied() -> None:
     slot = _slot(50, is_settling=True, checkpoints=[Checkpoint(10, b"a")])
     assert usable_cut(spec, slot, 50, can_take_over=False).n_tokens == 0
     assert usable_cut(spec, slot, 50, can_take_over=True).n_tokens == 50
-    assert usable_cut(spec, slot, 40, can_take_over=True).n_tokens == 0
+    assert usable_cut(spec, slot, 40, can_take_over=False).n_tokens == 0
+    assert usable_cut(spec, slot, 40, can_take_over=True).checkpoint == slot.checkpoints[0]
 
 
 @given(st.lists(st.integers(0, 2)), st.lists(st.integers(0, 2)))

@@ -180,9 +180,9 @@ class Exports:
             source.next_start, source.is_done = min(source.next_start, job.block.start), True
 
     def _could_return(self, source: _Source) -> bool:
-        """Say whether the tiers could put back now all that a slot is kept for."""
+        """Say whether the tiers could put back now all that a slot is kept for, its checkpoints among that."""
         if self._tiers.rule is CutRule.WHOLE:
-            return bool(source.whole) and self._tiers.holds(source.whole)
+            return not source.states and self._tiers.holds(source.whole)
         links = self._tiers.match(source.sequence.lookup, source.tokens, source.n_tokens)
         return bool(links) and links[-1].end == source.n_tokens
 

@@ -121,6 +121,22 @@ def test_rewound_is_recomputed_and_leaves_the_source(tiny: Path, name: str) -> N
         assert apart(expected, source) > WRONG
 
 
+@pytest.mark.parametrize("name", ROLLS_BACK)
+@pytest.mark.parametrize("n_wrong", [1, 4])
+def test_rewound_while_a_rollback_is_pending_is_recomputed(tiny: Path, name: str, n_wrong: int) -> None:
+    with opened(tiny / f"{name}.gguf") as engine:
+        expected = feed(engine, 0, TEXT[:70])
+        feed(engine, 1, TEXT[:60])
+        checkpoint = engine.checkpoint(1)
+        feed(engine, 1, OTHER[:20], 60)
+        forward(engine, rows(1, 80, OTHER[20:25], 5))
+        engine.edit([Truncate(1, 85 - n_wrong)])
+        rewound, copied = engine.edit([Rewind(1, checkpoint, 60), CopyPrefix(1, 2, 60)])
+        assert (rewound.n_valid, copied.n_valid) == (60, 60)
+        for slot in (1, 2):
+            assert apart(expected, feed(engine, slot, TEXT[60:70], 60)) < EXACT
+
+
 @pytest.mark.parametrize("name", HYBRID)
 def test_a_checkpoint_is_exported_from_a_copy_on_the_spare_slot_and_restored(tiny: Path, name: str) -> None:
     with opened(tiny / f"{name}.gguf") as engine:

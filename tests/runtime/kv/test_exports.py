@@ -430,6 +430,21 @@ def test_a_failed_export_is_no_kept_one_and_is_tried_again() -> None:
     assert exports.is_safe(slot)
 
 
+@pytest.mark.parametrize("kind", ["recurrent", "hybrid", "everything hard"])
+def test_a_state_is_safe_only_with_its_checkpoints(kind: str) -> None:
+    """Without them an exact repeat is computed again."""
+    bench = _bench(SPECS[kind])
+    prompt = _prompt(40, 400)
+    exports = bench.scheduler.exports
+    export_next, exports.next = exports.next, lambda *_, **__: None  # type: ignore[method-assign]
+    bench.answer(prompt, max_tokens=5)
+    job = export_next(frozenset(), is_quiet=True)
+    assert job is not None
+    bench.loop._exporter._keep(job)
+    bench.answer(_prompt(41, 300), max_tokens=2)
+    assert sum(bench.answer(prompt, max_tokens=2).usage.cached_tokens.values()) == 399
+
+
 def test_a_window_is_safe_only_with_all_of_its_last_blocks() -> None:
     """One good block after bare ones is not enough where the window is longer than a block."""
     bench = _bench(SPECS["window"])

@@ -227,6 +227,31 @@ def test_followers_of_one_who_restores_a_beginning_wait_for_what_it_computes_aft
     assert bench.scheduler.stats.n_prompt_tokens_computed <= n_first + 6 * (1 + n_not_worth_waiting)
 
 
+@pytest.mark.parametrize("kind", SPECS)
+def test_who_computes_after_a_restored_beginning_stops_where_a_follower_forks(kind: str) -> None:
+    prompt, n_shared = _prompt(13, 400), 300
+    bench = Bench(FakeEngine(SPECS[kind]), tiers=_known(prompt[:200], SPECS[kind]))
+    bench.cost.restore_s = lambda n_tokens: 0.01 * n_tokens  # type: ignore[method-assign]
+    prompts = [prompt, [*prompt[:n_shared], *_prompt(14, 60)]]
+    streams = [bench.submit(prompt, max_tokens=2) for prompt in prompts]
+    bench.run()
+    assert [collect(stream).choices[0].ids for stream in streams] == [truth(prompt, 2) for prompt in prompts]
+    assert sum(200 < position < n_shared for _, position in bench.engine.computed) == n_shared - 201
+
+
+@pytest.mark.parametrize("kind", ["window", "recurrent"])
+def test_nobody_waits_for_what_is_put_back_and_could_not_be_cut_there(kind: str) -> None:
+    prompt = _prompt(15, 400)
+    bench = Bench(FakeEngine(SPECS[kind]), tiers=_known(prompt, SPECS[kind]))
+    bench.cost.restore_s = lambda n_tokens: 0.01 * n_tokens  # type: ignore[method-assign]
+    follower = [*prompt[:200], *_prompt(16, 60)]
+    streams = [bench.submit([*prompt, 40], max_tokens=2), bench.submit(follower, max_tokens=2)]
+    bench.step()
+    assert [s.run.request_id for s in bench.scheduler._running] == [stream.request_id for stream in streams]
+    bench.run()
+    assert collect(streams[1]).choices[0].ids == truth(follower, 2)
+
+
 def test_choices_of_one_request_share_what_is_put_back() -> None:
     prompt = _prompt(11, 320)
     bench = Bench(FakeEngine(), tiers=_known(prompt))
