@@ -37,7 +37,8 @@ class Keeper:
                 block, blob = held.block, held.blob
             kept = note if held is None else held.note.and_also(note)
             entry = Entry(block, blob, kept)
-            self._hold(entry)
+            if not (block.is_bare and self._lies_whole_on_disk(block.key)):  # a bare one in RAM would stand before it
+                self._hold(entry)
         if not note.is_private:  # also of a block that others have as well: a private request writes nothing
             own = Entry(block, blob, note) if kept.is_private else entry  # a private pin pins no file
             self._write(own, is_second_use=was_evicted)
@@ -100,6 +101,10 @@ class Keeper:
 
     def _lies_on_disk(self, key: Key) -> bool:
         return self._disk is not None and self._disk.holds(key)
+
+    def _lies_whole_on_disk(self, key: Key) -> bool:
+        block = None if self._disk is None else self._disk.known(key)
+        return block is not None and not block.is_bare
 
     def _write(self, entry: Entry, *, is_second_use: bool, wait_s: float = 0.0) -> None:
         if self._disk is None or entry.note.is_private:

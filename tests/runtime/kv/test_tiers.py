@@ -406,6 +406,23 @@ def test_a_link_to_a_block_with_its_window_is_never_served_one_without() -> None
         tiers.take(lookup, link)
 
 
+def test_a_block_without_its_window_does_not_stand_before_the_whole_one_on_disk() -> None:
+    spec = replace(SPEC, prefix_rule=PrefixRule.WINDOW, window_tokens=4)
+    disk = MemoryDisk()
+    tiers = _tiers(disk, spec=spec)
+    (block,) = _blocks(tiers, TOKENS[:4])
+    tiers.put(block, b"full", NOTE)
+    tiers.limit_ram(0)
+    tiers.limit_ram(1 << 20)
+    tiers.put(replace(block, is_bare=True), b"bare", NOTE)
+    lookup = tiers.look_up(NO_ROOT, TOKENS)
+    (link,) = tiers.match(lookup, TOKENS, 19)
+    while (blob := tiers.take(lookup, link)) is None:
+        time.sleep(0.001)
+    assert blob == b"full"
+    tiers.close()
+
+
 def test_what_is_but_the_beginning_of_another_block_goes_when_that_comes() -> None:
     tiers = _tiers()
     (short,) = _blocks(tiers, TOKENS[:3])
