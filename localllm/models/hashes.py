@@ -1,4 +1,4 @@
-"""SHA-256 of files, remembered by path, size, time and inode, so that nobody hashes gigabytes twice."""
+"""SHA-256 of files, remembered by path, size, times and inode, so that nobody hashes gigabytes twice."""
 
 from __future__ import annotations
 
@@ -6,37 +6,22 @@ import contextlib
 import hashlib
 import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from localllm.models.disk import lock, record
+from localllm.models.disk import files, lock, record
 from localllm.models.store import Store
 
-_KIND, _VERSION = "hashes", 1
+_KIND, _VERSION = "hashes", 2
 _MAX_ENTRIES = 1000
 _CHUNK_BYTES = 1 << 20
 _SETTLED_NS = 2_000_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class _Identity:
-    """What makes it the same content as last time, short of reading it."""
-
-    size: int
-    mtime_ns: int
-    inode: int
-
-    @classmethod
-    def of(cls, path: Path) -> _Identity:
-        facts = os.stat(path)
-        return cls(facts.st_size, facts.st_mtime_ns, facts.st_ino)
-
-
 def known(path: Path, store: Store | None = None) -> str | None:
     """Return the remembered hash of `path`; None where it is not known or the file changed. Reads no content."""
     try:
-        return _match(_load(store or Store()).get(_key(path)), _Identity.of(path))
+        return _match(_load(store or Store()).get(_key(path)), files.Identity.of(path))
     except OSError:
         return None
 
@@ -48,13 +33,13 @@ def sha256_of(path: Path, store: Store | None = None) -> str:
     read is hashed as read and not remembered.
     """
     store = store or Store()
-    before = _Identity.of(path)
+    before = files.Identity.of(path)
     found = _match(_load(store).get(_key(path)), before)
     if found is not None:
         return found
     digest = hash_file(path)
     # A file written this moment can change again without a new time (see "racy git").
-    if _Identity.of(path) == before and time.time_ns() - before.mtime_ns > _SETTLED_NS:
+    if files.Identity.of(path) == before and time.time_ns() - before.modified_ns > _SETTLED_NS:
         with contextlib.suppress(OSError, lock.Busy):
             _remember(store, _key(path), before, digest)
     return digest
@@ -79,21 +64,21 @@ def _load(store: Store) -> dict[str, Any]:
     rows = payload.get("files")
     if not isinstance(rows, list):
         return {}
-    return {row[0]: row[1:] for row in rows if isinstance(row, list) and len(row) == 5 and isinstance(row[0], str)}
+    return {row[0]: row[1:] for row in rows if isinstance(row, list) and len(row) == 6 and isinstance(row[0], str)}
 
 
-def _match(entry: object, identity: _Identity) -> str | None:
-    if not isinstance(entry, list) or len(entry) != 4 or not isinstance(entry[3], str):
+def _match(entry: object, identity: files.Identity) -> str | None:
+    if not isinstance(entry, list) or not isinstance(entry[-1], str):
         return None
-    return entry[3] if entry[:3] == [identity.size, identity.mtime_ns, identity.inode] else None
+    return entry[-1] if entry[:-1] == [*identity] else None
 
 
-def _remember(store: Store, key: str, identity: _Identity, digest: str) -> None:
+def _remember(store: Store, key: str, identity: files.Identity, digest: str) -> None:
     store.cache.mkdir(parents=True, exist_ok=True)
     with lock.hold(store.home / "locks" / "hashes.lock", on_wait=lambda _: None):
         entries = _load(store)
         entries.pop(key, None)
-        entries[key] = [identity.size, identity.mtime_ns, identity.inode, digest]
+        entries[key] = [*identity, digest]
         for old in list(entries)[: max(0, len(entries) - _MAX_ENTRIES)]:
             del entries[old]
         rows = [[path, *entry] for path, entry in entries.items()]

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from localllm.errors import LocalLLMError
+from localllm.models.disk.files import Identity
 from localllm.runtime.config import RuntimeConfig
 from localllm.worker.description import config_to_wire, runtime_to_wire
 from localllm.worker.handle import StartProcess, Worker
@@ -55,7 +56,7 @@ class Launcher:
         """Say whether the file is another now than the one that was loaded last."""
         return self._known.identity() != self._loaded_identity
 
-    async def load(self, runtime: RuntimeConfig, identity: tuple[tuple[int, int, int], ...]) -> Worker:
+    async def load(self, runtime: RuntimeConfig, identity: tuple[Identity, ...]) -> Worker:
         """Start a worker and have it load the file, which is of this identity. Raises: Gone, OSError, its errors."""
         known, settings, now_s = self._known, self._settings, time.monotonic()
         order = Load(
@@ -70,7 +71,7 @@ class Launcher:
         )
         worker = Worker(known.name, self._start, self._log, settings.watchdog_s, order, keeping_s(runtime))
         self.current = worker
-        await worker.load(sum(size for size, _, _ in identity))
+        await worker.load(sum(one.size_bytes for one in identity))
         self._loaded_identity = identity
         if known.sha256 and not worker.model.get("sha256"):
             worker.model = {**worker.model, "sha256": known.sha256}

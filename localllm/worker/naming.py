@@ -10,6 +10,7 @@ from pathlib import Path
 
 from localllm.errors import ModelNotFound, UsageError
 from localllm.models import catalog, filenames, reference
+from localllm.models.disk.files import Identity
 from localllm.models.resolve import ModelFile, resolve
 from localllm.models.store import Store
 
@@ -35,13 +36,12 @@ class Known:
         """What makes it the same model under another name: where its file really lies."""
         return os.path.realpath(self.path)
 
-    def identity(self) -> tuple[tuple[int, int, int], ...]:
+    def identity(self) -> tuple[Identity, ...]:
         """Return sizes, times and inodes: whether its content changed. Empty where a file is gone."""
         try:
-            facts = [os.stat(path) for path in self.files]
+            return tuple(Identity.of(path) for path in self.files)
         except OSError:
             return ()
-        return tuple((one.st_size, one.st_mtime_ns, one.st_ino) for one in facts)
 
 
 def is_name(text: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,15 @@ def test_a_changed_replaced_or_fresh_file_is_read_again(
     hashes.sha256_of(fresh, store)
     hashes.sha256_of(fresh, store)
     assert len(read) == 5
+
+
+def test_a_file_rewritten_in_place_with_its_time_set_back_is_read_again(store: Store, tmp_path: Path) -> None:
+    path = settled(tmp_path / "m.gguf", b"data")
+    hashes.sha256_of(path, store)
+    time.sleep(0.05)  # some clocks of file systems tick so slowly
+    settled(path, b"atad")
+    assert hashes.known(path, store) is None
+    assert hashes.sha256_of(path, store) == hashlib.sha256(b"atad").hexdigest()
 
 
 @pytest.mark.parametrize("damage", [b"", b"garbage", b'{"magic": "localllm hashes"}', b"\x00" * 1000])

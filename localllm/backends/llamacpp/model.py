@@ -11,6 +11,7 @@ from localllm.backends.llamacpp import bindings
 from localllm.backends.llamacpp.settings import FLASH_ATTENTION, ContextSettings, ModelSettings
 from localllm.backends.llamacpp.tokenizer import LlamaTokenizer
 from localllm.errors import EngineError, ModelRefused, NotEnoughMemory, pasteable
+from localllm.models.disk import files
 from localllm.models.kv_types import number_of
 
 if TYPE_CHECKING:
@@ -153,8 +154,5 @@ def _is_for_memory(reason: str) -> bool:
     return "insufficient memory" in reason or "allocate" in reason
 
 
-def _identity(files: tuple[Path, ...]) -> str:
-    stats = [file.stat() for file in files]
-    return ";".join(
-        f"{file}:{stat.st_size}:{stat.st_mtime_ns}:{stat.st_ino}" for file, stat in zip(files, stats, strict=True)
-    )
+def _identity(paths: tuple[Path, ...]) -> str:
+    return ";".join(":".join(map(str, (path, *files.Identity.of(path)))) for path in paths)

@@ -8,6 +8,7 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 # Not inherited by children, and never through a planted link (where the system knows these flags).
 OWN = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
@@ -84,6 +85,24 @@ def read_bounded(path: Path, limit_bytes: int) -> bytes:
     if len(data) > limit_bytes:
         raise OSError(f"{path} is larger than {limit_bytes} bytes")
     return data
+
+
+class Identity(NamedTuple):
+    """What is equal as long as a file's content is, short of reading it.
+
+    `changed_ns` is the system's own: what rewrites a file can set `modified_ns` back.
+    """
+
+    size_bytes: int
+    modified_ns: int
+    changed_ns: int
+    inode: int
+
+    @classmethod
+    def of(cls, path: Path) -> Identity:
+        """Return that of the file at `path`, links followed. Raises OSError."""
+        facts = os.stat(path)
+        return cls(facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino)
 
 
 def is_regular(path: Path) -> bool:
