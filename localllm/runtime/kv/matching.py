@@ -186,9 +186,10 @@ class Matcher:
         if self.rule is CutRule.WHOLE:
             lengths = {block.n_tokens for block in self._disk.children(root_key)}
             return OnDisk(states=self._maker.beginnings(root_key, tokens, lengths))
-        parent, start = root_key, 0
-        for key in islice(keys, (len(tokens) - 1) // size):  # one token at least is left to be computed
+        parent, start, rest = root_key, 0, iter(keys)
+        for key in islice(rest, (len(tokens) - 1) // size):  # one token at least is left to be computed
             if key not in self._ram and self._disk.find(parent, key) is None:
+                _forget_gone(self._disk, key, rest, tick)
                 break
             parent, start = key, start + size
             tick()
@@ -198,3 +199,19 @@ class Matcher:
             best = [max(found, key=lambda one: one[1])] if found and self.rule is CutRule.ANYWHERE else found
             return OnDisk(tuple(block for block, _ in best))
         return OnDisk()
+
+
+def _forget_gone(disk: DiskTier, parent: Key, keys: Iterable[Key], tick: Tick) -> None:
+    """Look again for what the disk is known to hold of `keys`, which follow `parent`, a block that is not there.
+
+    Another process may have deleted all of them: those that pass for held would not be kept once they are computed.
+    """
+    is_any_known = False
+    for key in keys:
+        if disk.known(key) is not None:
+            disk.children(parent)
+            is_any_known = True
+        parent = key
+        tick()
+    if is_any_known:
+        disk.children(parent)  # what follows the last whole one may be gone, too

@@ -6,6 +6,7 @@ The fake engine's next token is a hash of what is really in its cache, so a wron
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -247,6 +248,28 @@ def test_from_disk_after_the_process_ended(kind: str, tmp_path: Path) -> None:
     tiers.close()
 
 
+def test_what_another_process_deletes_is_computed_once_and_kept_again(kind: str, tmp_path: Path) -> None:
+    """Blocks after the first that is gone passed for kept: each request had one of them written anew."""
+    config = replace(RAM, disk_dir=str(tmp_path / "kv"), disk_bytes=1 << 24, keeps_all=True, ram_bytes=0)
+    spec, prompt = SPECS[kind], _prompt(16, 1100)
+    mine, theirs = _tiers(spec, config, disk=True), _tiers(spec, config, disk=True)
+    bench, n_computed = Bench(FakeEngine(spec), tiers=mine), list[int]()
+    for turn in range(4):
+        n_before = bench.scheduler.stats.n_prompt_tokens_computed
+        assert bench.answer(prompt, max_tokens=4).choices[0].ids == truth(prompt, 4)
+        n_computed.append(bench.scheduler.stats.n_prompt_tokens_computed - n_before)
+        _finish(bench)
+        _written(mine)
+        bench.scheduler._room.evict_one()
+        if turn == 1:
+            theirs.clear()
+    n_least = n_computed[1]
+    assert n_least < 2 * RAM.block_tokens  # a window's blocks are used up to their ends
+    assert n_computed == [1100, n_least, 1100, n_least]
+    mine.close()
+    theirs.close()
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_any_mix_answers_right(kind: str, seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
@@ -290,6 +313,15 @@ def test_any_mix_answers_right(kind: str, seed: int, tmp_path: Path) -> None:
         if choice.finish_reason == "stop":
             assert choice.ids == expected
     tiers.close()
+
+
+def _written(tiers: Tiers) -> None:
+    """Wait until nothing waits to be written."""
+    assert tiers.disk is not None
+    end_s = time.monotonic() + 10
+    while tiers.disk.stats().waiting_bytes:
+        assert time.monotonic() < end_s
+        time.sleep(0.002)
 
 
 def _never(edit: Edit) -> bool:
