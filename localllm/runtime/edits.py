@@ -59,6 +59,10 @@ class Edits:
         edits = (edit for edit in self._edits if is_whole or not isinstance(edit, Truncate))
         return any(_edited_slot(edit) == slot.id for edit in edits)
 
+    def is_copied(self, slot: Slot) -> bool:
+        """Say whether the engine is still to be told of a copy of the slot."""
+        return any(isinstance(edit, CopyPrefix) and edit.src == slot.id for edit in self._edits)
+
     def take(self) -> tuple[Edit, ...]:
         """Hand over the edits recorded since the last call."""
         edits, self._edits = tuple(self._edits), []

@@ -133,7 +133,7 @@ class Room:
         if victim is None:
             return False
         self._stats.n_evictions += 1
-        self._rescue(victim)
+        self._rescue(victim, n_left=0)
         self.edits.clear(victim)
         return True
 
@@ -218,9 +218,10 @@ class Room:
         needed_s = self._cost.estimate_s(n_rows, self.slots.used_cells)
         return n_rows >= _LONG_PREFILL_TOKENS if needed_s is None else needed_s >= _LONG_PREFILL_S
 
-    def _rescue(self, slot: Slot) -> bool:
-        """Have a slot exported that is to be cleared; False = there is nothing to export, or not now."""
-        return not self.edits.is_unsettled(slot) and self.may_export and self.exports.rescue(slot)
+    def _rescue(self, slot: Slot, n_left: int | None = None) -> bool:
+        """Have a slot exported that is to be cleared, or cut to `n_left`; False = there is nothing to, or not now."""
+        n_left = None if self.edits.is_copied(slot) else n_left  # as it is, by edits that come after the export
+        return not self.edits.is_unsettled(slot) and self.may_export and self.exports.rescue(slot, n_left)
 
     def _empty_slot(self, keep: Slot | None) -> Slot | None:
         slot = self.slots.take_free()
@@ -247,7 +248,7 @@ class Room:
 
     def _take_over(self, slot: Slot, cut: Cut) -> Slot:
         if cut.n_tokens < slot.n_held:
-            self._rescue(slot)
+            self._rescue(slot, n_left=cut.n_tokens)
         self.slots.take_retained(slot)
         self.edits.cut_back(slot, cut)
         return slot

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from localllm.runtime.engine import Clear, CopyPrefix, Engine, Rewind
 from localllm.runtime.kv.exports import ExportJob, Exports
@@ -65,10 +66,13 @@ class Exporter:
         """Return a block's bytes; None = there was no room for the copy that it is taken from."""
         if job.checkpoint is None:
             return self._engine.export(job.slot, job.block.start, job.block.end)
+        back = Rewind(job.slot, job.checkpoint.blob, job.block.end)
+        if job.is_last:
+            (rewound,) = self._engine.edit((back,))
+            return self._engine.export(job.slot, 0, job.block.end) if rewound.n_valid == job.block.end else None
         spare = self._engine.spec.n_slots - 1
-        copy, back = CopyPrefix(job.slot, spare, job.n_held), Rewind(spare, job.checkpoint.blob, job.block.end)
         try:
-            copied, rewound = self._engine.edit((copy, back))
+            copied, rewound = self._engine.edit((CopyPrefix(job.slot, spare, job.n_held), replace(back, slot=spare)))
             is_right = copied.n_valid == job.n_held and rewound.n_valid == job.block.end
             return self._engine.export(spare, 0, job.block.end) if is_right else None
         finally:

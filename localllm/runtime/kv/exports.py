@@ -26,13 +26,17 @@ _FIRST_GUESS_S = 0.001  # of a block's export, while nothing is known of this ma
 
 @dataclass(frozen=True, slots=True)
 class ExportJob:
-    """One block to export from a slot; from a copy of it that is put back to `checkpoint`, where one is given."""
+    """One block to export from a slot; from a copy of it that is put back to `checkpoint`, where one is given.
+
+    `is_last`: the slot itself is put back, for it is about to lose what comes after.
+    """
 
     slot: int
     n_held: int
     block: Block
     note: Note
     checkpoint: Checkpoint | None = None
+    is_last: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -91,7 +95,7 @@ class Exports:
             return
         source = _Source(slot, sequence, sequence.tokens[:n_tokens], n_tokens, _note(sequence), is_running=False)
         if self._tiers.rule is CutRule.WHOLE:
-            if n_tokens != slot.n_held or slot.is_settling:
+            if n_tokens != slot.n_held:
                 return
             self._restart(source)
         elif before is not None and before.sequence is sequence and not source.note.is_pinned:
@@ -106,20 +110,23 @@ class Exports:
         """Say whether a tier has all of what a retained slot holds, or was given it, where that is fleeting."""
         source = self._sources.get(slot.id)
         if source is not None and source.note.is_fleeting:
-            return source.is_done
+            return source.is_done and not source.states
         return source is not None and (source.is_done or not source.note.is_pinned) and self._could_return(source)
 
-    def rescue(self, slot: Slot) -> bool:
+    def rescue(self, slot: Slot, n_left: int | None = None) -> bool:
         """Have what the tiers lack of a slot exported before the next edits, as far as the debt allows.
 
-        True = something is on its way; `is_safe` says later whether it came there.
+        `n_left`: of its tokens, which are all that those edits leave; None = they leave it as it is. True = something
+        is on its way; `is_safe` says later whether it came there.
         """
-        source, n_before = self._sources.get(slot.id), len(self._rescued)
-        if source is None or (self._tiers.rule is not CutRule.WHOLE and self._could_return(source)):
+        source, n_before, is_whole = self._sources.get(slot.id), len(self._rescued), self._tiers.rule is CutRule.WHOLE
+        if source is None or (not is_whole and self._could_return(source)):
+            return False
+        if n_left is None and slot.is_settling:  # it cannot be copied
             return False
         if not source.note.is_fleeting:  # what a tier let go of is not worth another time
             self._restart(source)
-        jobs = self._jobs(source)
+        jobs = self._jobs(source) if n_left is None or not is_whole else self._last_jobs(source, n_left)
         while source.note.is_pinned or self.budget.allows(debt=True, pledged_s=len(self._rescued) * self._expected_s):
             job = next(jobs, None)
             if job is None:
@@ -176,8 +183,13 @@ class Exports:
         """Take note that a job gave nothing: what follows is of no use without it. Rescuing tries again."""
         self.budget.spend(elapsed_s)
         source = self._sources.get(job.slot)
-        if source is not None and source.note is job.note and self._tiers.rule is not CutRule.WHOLE:
-            source.next_start, source.is_done = min(source.next_start, job.block.start), True
+        if source is None or source.note is not job.note:
+            return
+        source.is_done = True
+        if self._tiers.rule is CutRule.WHOLE:
+            source.states.appendleft(job.checkpoint)  # it lies in the slot alone
+        else:
+            source.next_start = min(source.next_start, job.block.start)
 
     def _could_return(self, source: _Source) -> bool:
         """Say whether the tiers could put back now all that a slot is kept for, its checkpoints among that."""
@@ -191,7 +203,8 @@ class Exports:
         source.next_start, source.due_start, source.is_done = 0, 0, False
         if self._tiers.rule is CutRule.WHOLE:
             before = [c for c in reversed(source.slot.checkpoints) if c.n_tokens < source.n_tokens]
-            source.states = deque([None, *before])
+            source.is_done = source.slot.is_settling  # until it is put back to a checkpoint
+            source.states = deque(before if source.is_done else [None, *before])
 
     @property
     def _expected_s(self) -> float:
@@ -245,6 +258,12 @@ class Exports:
             if not self._is_kept_already(source, block.key):
                 yield ExportJob(slot.id, slot.n_held, block, source.note, checkpoint)
         source.is_done = True
+
+    def _last_jobs(self, source: _Source, n_left: int) -> Iterator[ExportJob]:
+        """Yield the jobs of a slot's states that go, the longest first: each is put back from the one before it."""
+        for job in self._whole_jobs(source):
+            if job.block.end > n_left:
+                yield replace(job, is_last=True)
 
     def _is_kept_already(self, source: _Source, key: Key) -> bool:
         if source.note.is_pinned:

@@ -14,10 +14,11 @@ from localllm.runtime.engine import CopyPrefix, Edit, EngineSpec, Rewind, Trunca
 from localllm.runtime.events import Embedded
 from localllm.runtime.inbox import Close
 from localllm.runtime.kv.tiers import CutRule, Tiers
+from localllm.runtime.sequence import Sequence
 from localllm.runtime.stream import collect
 from localllm.runtime.types import CompletionRequest, GenerationOptions
 from tests.fake_engine import SPEC, FakeEngine, fake_service
-from tests.runtime.harness import SPECS, Bench, truth
+from tests.runtime.harness import SPECS, Bench, HalfRight, truth
 
 RAM = TierConfig(ram_bytes=1 << 24, block_tokens=16)
 
@@ -121,8 +122,7 @@ def test_what_is_evicted_for_room_is_exported_first(kind: str) -> None:
     assert bench.scheduler.stats.n_evictions >= 1
     again = bench.answer(first, max_tokens=2)
     assert again.choices[0].ids == truth(first, 2)
-    if kind != "everything hard":  # a copy, which a checkpoint is exported from, costs cells that are not there
-        assert again.usage.cached_tokens.get("ram", 0) > 100
+    assert again.usage.cached_tokens.get("ram", 0) > 100
 
 
 @pytest.mark.parametrize("kind", SPECS)
@@ -443,6 +443,57 @@ def test_a_state_is_safe_only_with_its_checkpoints(kind: str) -> None:
     bench.loop._exporter._keep(job)
     bench.answer(_prompt(41, 300), max_tokens=2)
     assert sum(bench.answer(prompt, max_tokens=2).usage.cached_tokens.values()) == 399
+
+
+def test_checkpoints_are_kept_of_a_state_of_which_the_pool_has_no_room_for_a_copy() -> None:
+    """Documents that take turns were computed again for each question."""
+    spec = replace(SPECS["everything hard"], pool_tokens=600)
+    bench, documents = _bench(spec), [_prompt(42, 400), _prompt(43, 400)]
+    n_computed = list[int]()
+    for i in range(10):
+        prompt, n_before = [*documents[i % 2], *_prompt(50 + i, 9)], bench.scheduler.stats.n_prompt_tokens_computed
+        assert bench.answer(prompt, max_tokens=5).choices[0].ids == truth(prompt, 5)
+        n_computed.append(bench.scheduler.stats.n_prompt_tokens_computed - n_before)
+        while bench.scheduler.exports.has_work:
+            bench.step()
+    assert n_computed[4:] == [9] * 6  # the second question about each finds out where they part
+
+
+def test_checkpoints_are_kept_of_a_state_whose_last_draft_was_rejected() -> None:
+    n_settling = 0
+    for seed in range(8):
+        bench = Bench(FakeEngine(SPECS["hybrid"]), drafter=HalfRight(), tiers=Tiers(RAM, spec=SPECS["hybrid"]))
+        prompt = _prompt(44 + seed, 200)
+        bench.answer(prompt, max_tokens=500)
+        bench.step()
+        bench.step()
+        (slot,) = bench.scheduler._room.slots.retained()
+        n_settling += slot.is_settling
+        bench.scheduler._room.evict_one()
+        bench.step()
+        assert bench.answer(prompt, max_tokens=5).usage.cached_tokens.get("ram", 0) == 199
+    assert n_settling > 2  # the control
+
+
+def test_what_is_copied_in_the_step_of_its_eviction_is_copied_as_it_was() -> None:
+    bench, prompt = _bench(replace(SPECS["hybrid"], n_slots=4)), _prompt(52, 200)
+    _sleepy(bench)
+    bench.answer(prompt, max_tokens=30, ignore_eos=True)
+    bench.step()
+    (slot,) = bench.scheduler._room.slots.retained()
+    stream = bench.submit([*prompt, 33, 34], max_tokens=5)
+    seat, n_seated = bench.scheduler._room.seat, list[int]()
+
+    def seat_and_evict(sequence: Sequence) -> bool:
+        n_seated.append(seat(sequence))
+        bench.scheduler._room.evict_one()
+        return True
+
+    bench.scheduler._room.seat = seat_and_evict  # type: ignore[method-assign]
+    bench.run()
+    assert n_seated == [True]
+    assert not bench.scheduler._room.slots.is_retained(slot)
+    assert collect(stream).choices[0].ids == truth([*prompt, 33, 34], 5)
 
 
 def test_a_window_is_safe_only_with_all_of_its_last_blocks() -> None:
