@@ -191,6 +191,10 @@ class DiskTier:
             self._aside(found.path, "the engine refused its bytes")
             self._index.drop(key)
 
+    def distrust(self, keys: Sequence[Key]) -> None:
+        """Let blocks pass for absent until somebody looks for them again: no file is touched, and nobody waited for."""
+        self._index.distrust(keys)
+
     def clear(self) -> tuple[int, int]:
         """Delete this engine's files, those that are pinned too; return how many, and their bytes."""
         self._writer.drop_all()

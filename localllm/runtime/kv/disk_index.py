@@ -11,6 +11,7 @@ import os
 import stat
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -117,6 +118,12 @@ class DiskIndex:
             if found is not None:
                 self._parts[found.block.parent[0]].drop(found.path.name)
                 self.version += 1
+
+    def distrust(self, keys: Iterable[Key]) -> None:
+        """Know nothing of files until somebody looks for them. Without the lock, which a hanging disk may hold."""
+        for key in keys:
+            self._known.pop(key, None)
+        self.version += 1
 
     def refresh(self) -> None:
         """Forget what is gone, and see what others wrote, in those sub-folders that were looked into."""

@@ -55,6 +55,12 @@ class Restores:
         sequence.phase = Phase.PREFILL
         self._tiers.forget(sequence.lookup)
 
+    def _give_up(self, sequence: Sequence) -> None:
+        """Have a sequence compute what cannot be had, and that kept as if nobody had it."""
+        self._tiers.lost([link.block.key for link in sequence.links])
+        sequence.cuts.add(sequence.links[-1].end)  # where a state was kept, one is of use again
+        sequence.links = ()
+
     def _n_tokens(self, decoding: Seq[Sequence]) -> int:
         """Return how many tokens may be put back in a step; at least a block is."""
         if self._room.spec.joins_blocks:
@@ -74,11 +80,11 @@ class Restores:
         try:
             blob = self._tiers.take(sequence.lookup, link)
         except Gone:
-            sequence.links = ()
+            self._give_up(sequence)
             return None
         if blob is None:
             if self._tiers.waited_s(sequence.lookup) > _PATIENCE_S:
-                sequence.links = ()
+                self._give_up(sequence)
             return None
         if not self._room.restore(sequence, link, blob):
             sequence.links = ()

@@ -192,6 +192,14 @@ class Tiers:
             disk = self._disk
             self._reader.later(lambda: disk.set_aside(block.key))
 
+    def lost(self, keys: list[Key]) -> None:
+        """Take note that the first of these blocks, which follow each other, could not be had when it was wanted.
+
+        Who wanted it computes them all, so that they are kept anew: the disk may hold the others no better.
+        """
+        if self._disk is not None:
+            self._disk.distrust(keys)
+
     def forget(self, lookup: Lookup) -> None:
         """Stop reading for a sequence. Idempotent."""
         if lookup.reading is not None:

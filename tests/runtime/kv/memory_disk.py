@@ -101,6 +101,9 @@ class MemoryDisk:
         self.aside.append(key)
         self.lose(key)
 
+    def distrust(self, keys: Sequence[Key]) -> None:
+        return None
+
     def lose(self, key: Key) -> None:
         """Have a file be gone."""
         self.blocks.pop(key, None)

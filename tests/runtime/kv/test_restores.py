@@ -13,6 +13,7 @@ import pytest
 from localllm.runtime.config import RuntimeConfig, TierConfig
 from localllm.runtime.engine import EditOutcome, EditResult, EngineSpec, ExportUnit, PrefixRule, Restore
 from localllm.runtime.events import Admitted, Event
+from localllm.runtime.kv import restores
 from localllm.runtime.kv.blocks import Block
 from localllm.runtime.kv.tiers import Tiers
 from localllm.runtime.sequence import Phase
@@ -446,3 +447,68 @@ def test_streams_that_cannot_be_cut_are_kept_whole() -> None:
     answer = bench.answer(turn, max_tokens=2)
     assert answer.choices[0].ids == truth(turn, 2)
     assert answer.usage.cached_tokens["ram"] == 101
+
+
+def _spoil(config: TierConfig) -> None:
+    """Make every file wrong that the disk tier has."""
+    for path in Path(config.disk_dir).rglob("*.kv"):
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+
+
+@pytest.mark.parametrize("kind", ["any", "window", "recurrent"])
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_of_a_chain_of_bad_files_all_are_computed_once(kind: str, is_restarted: bool, tmp_path: Path) -> None:
+    """Each request found one of them bad, and computed all that follow."""
+    prompt, spec = _prompt(60, 1100), SPECS[kind]
+    config = _on_disk(prompt, tmp_path, spec)
+    _spoil(config)
+    n_computed = list[int]()
+    tiers = Tiers(config, spec=spec, can_write_disk=True)
+    for _ in range(3):
+        bench = Bench(FakeEngine(spec), tiers=tiers)
+        assert bench.answer(prompt, max_tokens=2).choices[0].ids == truth(prompt, 2)
+        n_computed.append(bench.scheduler.stats.n_prompt_tokens_computed)
+        while bench.scheduler.exports.has_work:
+            bench.step()
+        if is_restarted:
+            tiers.close()
+            tiers = Tiers(config, spec=spec, can_write_disk=True)
+    tiers.close()
+    assert n_computed[0] == 1100
+    assert max(n_computed[1:]) < 2 * RAM.block_tokens
+
+
+def test_where_the_disk_hangs_what_is_computed_for_it_is_kept_in_ram(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = _prompt(61, 400)
+    tiers = Tiers(_on_disk(prompt, tmp_path), spec=SPEC, can_write_disk=True)
+    answers = threading.Event()
+    monkeypatch.setattr(tiers._reader, "_read", lambda block: answers.wait(20) and None)
+    monkeypatch.setattr(restores, "_PATIENCE_S", 0.05)
+    n_computed = list[int]()
+    for _ in range(3):
+        bench = Bench(tiers=tiers)
+        assert bench.answer(prompt, max_tokens=2).choices[0].ids == truth(prompt, 2)
+        n_computed.append(bench.scheduler.stats.n_prompt_tokens_computed)
+        while bench.scheduler.exports.has_work:
+            bench.step()
+    answers.set()
+    tiers.close()
+    assert n_computed == [400, 1, 1]
+
+
+def test_a_state_that_the_disk_had_and_cannot_give_is_taken_again(tmp_path: Path) -> None:
+    """Else nothing would be known of where prompts part."""
+    spec, document = SPECS["recurrent"], _prompt(62, 1100)
+    config = _on_disk([*document, 40], tmp_path, spec)  # with a checkpoint at the document's end
+    _spoil(config)
+    tiers = Tiers(config, spec=spec, can_write_disk=True)
+    bench = Bench(FakeEngine(spec), tiers=tiers)
+    n_computed = list[int]()
+    for i in range(3):
+        n_before = bench.scheduler.stats.n_prompt_tokens_computed
+        bench.answer([*document, 50 + i, *_prompt(63 + i, 8)], max_tokens=2)
+        n_computed.append(bench.scheduler.stats.n_prompt_tokens_computed - n_before)
+    tiers.close()
+    assert n_computed == [1109, 9, 9]
