@@ -20,8 +20,9 @@ from localllm.runtime.slots import Cut, Slot, Slots, usable_cut
 class Prospect:
     """What a sequence would begin with if it were seated now: `n_device` tokens, then `links`.
 
-    `n_held`: leading tokens that some slot holds, usable or not; `n_coming`: that a running sequence will
-    soon have computed. `used_s`: when the slot was last used (monotonic seconds), None where it is at work.
+    `n_held`: leading tokens that some slot holds, usable or not; `n_coming`: that a running sequence will soon have
+    computed, for which this one would wait. `used_s`: when the slot was last used (monotonic seconds), None where it
+    is at work.
     """
 
     n_device: int
@@ -54,25 +55,10 @@ class Prefixes:
         Choices of one request always wait, others for `min_gain_tokens`. Where prefixes cannot be cut,
         the leader is told to stop and take a checkpoint at the fork.
         """
-        hits = self._hits(sequence)
-        n_device = self.best_source(sequence, hits)[1].n_tokens
-        for hit in hits:
-            leader = self.tenants.get(hit.slot)
-            n_soon = self._aligned(min(hit.n_common, self._n_reusable(sequence)))
-            if leader is None or leader.phase not in (Phase.PREFILL, Phase.RESTORING) or n_soon <= leader.n_computed:
-                continue
-            n_worth = 1 if leader.run is sequence.run else min_gain_tokens
-            if n_soon - n_device < n_worth:
-                continue
-            n_put = leader.links[-1].end if leader.links else 0
-            if n_soon < n_put and self._spec.prefix_rule is not PrefixRule.ANY:
-                continue  # what is put back beyond the fork could not be cut there
-            links = self.best_start(sequence)[2]
-            shares_restore = min(n_soon, n_put) - n_device >= n_worth  # a copy costs no second set of cells
-            if shares_restore or not links or n_soon - links[-1].end >= n_worth:
-                leader.cuts.add(n_soon)
-                return leader
-        return None
+        leader, n_soon = self._leader(sequence, min_gain_tokens)
+        if leader is not None:
+            leader.cuts.add(n_soon)
+        return leader
 
     def mark_fork(self, sequence: Sequence, min_gain_tokens: int) -> None:
         """Have a sequence that is to be seated take a checkpoint where it leaves what others began with as well.
@@ -91,15 +77,11 @@ class Prefixes:
         if n_known < sequence.n_prompt:
             self.forks.add(sequence.run.root, sequence.tokens[: sequence.n_prompt])
 
-    def prospect(self, sequence: Sequence) -> Prospect:
+    def prospect(self, sequence: Sequence, min_gain_tokens: int) -> Prospect:
         """Return what a sequence would begin with, changing nothing."""
         source, cut, links = self.best_start(sequence)
-        n_held = n_coming = 0
-        for hit in self._hits(sequence):
-            tenant = self.tenants.get(hit.slot)
-            n_held = max(n_held, min(hit.n_common, self._slots[hit.slot].n_held))
-            if tenant is not None and tenant.phase in (Phase.PREFILL, Phase.RESTORING):
-                n_coming = max(n_coming, min(hit.n_common, sequence.n_tokens - 1))
+        n_held = max((min(hit.n_common, self._slots[hit.slot].n_held) for hit in self._hits(sequence)), default=0)
+        _, n_coming = self._leader(sequence, min_gain_tokens)
         used_s = source.used_s if source is not None and self._slots.is_retained(source) else None
         return Prospect(cut.n_tokens, links, n_held, n_coming, used_s)
 
@@ -154,6 +136,27 @@ class Prefixes:
             return (source, cut) if start else (None, Cut(0))
         shorter = usable_cut(self._spec, source, start, self._slots.is_retained(source))
         return (source, shorter) if shorter.n_tokens == start else (None, Cut(0))
+
+    def _leader(self, sequence: Sequence, min_gain_tokens: int) -> tuple[Sequence | None, int]:
+        """Return whom a sequence waits for, and how long the prefix is that it waits for."""
+        hits = self._hits(sequence)
+        n_device = self.best_source(sequence, hits)[1].n_tokens
+        for hit in hits:
+            leader = self.tenants.get(hit.slot)
+            n_soon = self._aligned(min(hit.n_common, self._n_reusable(sequence)))
+            if leader is None or leader.phase not in (Phase.PREFILL, Phase.RESTORING) or n_soon <= leader.n_computed:
+                continue
+            n_worth = 1 if leader.run is sequence.run else min_gain_tokens
+            if n_soon - n_device < n_worth:
+                continue
+            n_put = leader.links[-1].end if leader.links else 0
+            if n_soon < n_put and self._spec.prefix_rule is not PrefixRule.ANY:
+                continue  # what is put back beyond the fork could not be cut there
+            links = self.best_start(sequence)[2]
+            shares_restore = min(n_soon, n_put) - n_device >= n_worth  # a copy costs no second set of cells
+            if shares_restore or not links or n_soon - links[-1].end >= n_worth:
+                return leader, n_soon
+        return None, 0
 
     def n_shareable(self, sequence: Sequence) -> int:
         """Return how many of its tokens others may take from a sequence, once they are computed."""

@@ -52,6 +52,7 @@ class Scheduler:
     ) -> None:
         self.spec = spec
         self.stats = RuntimeStats()
+        self._min_wait_tokens = config.min_wait_prefix_tokens
         self.tiers = tiers or no_tiers(spec)
         self._room = Room(spec, self.stats, self.tiers, cost)
         self._restores = Restores(self._room, self.tiers, cost)
@@ -80,7 +81,7 @@ class Scheduler:
 
     def prospect(self, sequence: Sequence) -> Prospect:
         """Return what a sequence would begin with if it were seated now. It stays as it is."""
-        return self._room.prefixes.prospect(sequence)
+        return self._room.prefixes.prospect(sequence, self._min_wait_tokens)
 
     def clear_retained(self) -> int:
         """Clear what is kept of sequences that have ended; return the cells that this frees."""

@@ -10,6 +10,9 @@ import pytest
 from localllm.runtime.config import TierConfig
 from localllm.runtime.forks import Forks
 from localllm.runtime.kv.tiers import Tiers
+from localllm.runtime.prepare import prepare
+from localllm.runtime.stream import TokenStream
+from localllm.runtime.types import CompletionRequest, GenerationOptions
 from tests.fake_engine import FakeEngine
 from tests.runtime.harness import SPECS, Bench, HalfRight, truth
 
@@ -94,6 +97,23 @@ def test_documents_asked_about_in_turn_are_found_though_the_device_keeps_none(ki
         n_computed.append(_n_computed(bench, [*documents[i % 3], *_question(i)]))
         bench.scheduler._room.evict_one()
     assert n_computed[6:] == [9] * 6
+
+
+@pytest.mark.parametrize(("n_common", "is_waited_for"), [(100, False), (190, True)])
+def test_only_what_would_be_waited_for_is_told_to_be_coming(n_common: int, is_waited_for: bool) -> None:
+    """Nobody waits for a state that has passed where the prompts part: all is computed at once."""
+    spec = replace(SPECS["recurrent"], max_batch_tokens=64)
+    bench, prompt = Bench(FakeEngine(spec)), _prompt(70, 300)
+    bench.submit(prompt, max_tokens=2)
+    for _ in range(2):
+        bench.step()
+    request = CompletionRequest((*prompt[:n_common], 40, 41), GenerationOptions(max_tokens=2))
+    (sequence,) = prepare(request, bench.facts, spec, TokenStream("", lambda stream: None)).sequences
+    assert bench.scheduler._running[0].n_computed == 128
+    told = bench.scheduler.prospect(sequence)
+    assert (told.n_coming > told.n_device) == is_waited_for
+    assert (bench.scheduler._room.prefixes.leader_of(sequence, 32) is not None) == is_waited_for
+    bench.run()
 
 
 def test_where_prompts_part_is_forgotten_with_the_rest_and_not_told_to_another_salt() -> None:
