@@ -78,8 +78,9 @@ class DiskIndex:
     def children(self, parent: Key) -> list[Found]:
         """Return what follows a block, as it is on disk now."""
         with self._lock:
-            part = self._fresh(parent[0])
-            return list(part.by_parent.get(parent, {}).values())
+            found = self._fresh(parent[0]).by_parent.get(parent, {})
+            self._known.update(found)
+            return list(found.values())
 
     def find(self, parent: Key, key: Key) -> Found | None:
         """Return one block that follows `parent`; no file but its own is looked at, where it was not seen before."""
@@ -112,18 +113,31 @@ class DiskIndex:
             self.version += 1
 
     def drop(self, key: Key) -> None:
-        """Forget a file that is gone. Idempotent."""
+        """Forget a file that is gone, and those that follow it, until somebody looks for them. Idempotent.
+
+        Whoever computes what is gone computes what follows, and that is to be kept anew as well: it may be no better.
+        """
         with self._lock:
             found = self._known.pop(key, None)
             if found is not None:
                 self._parts[found.block.parent[0]].drop(found.path.name)
-                self.version += 1
+                self.distrust(self._followers(key))
 
     def distrust(self, keys: Iterable[Key]) -> None:
         """Know nothing of files until somebody looks for them. Without the lock, which a hanging disk may hold."""
         for key in keys:
             self._known.pop(key, None)
         self.version += 1
+
+    def _followers(self, key: Key) -> list[Key]:
+        """Return the known blocks that are of no use without one. Called under the lock."""
+        found, n_followed = [key], 0
+        while n_followed < len(found):
+            parent = found[n_followed]
+            part = self._parts.get(parent[0])
+            found += [] if part is None else [one for one in part.by_parent.get(parent, {}) if one in self._known]
+            n_followed += 1
+        return found[1:]
 
     def refresh(self) -> None:
         """Forget what is gone, and see what others wrote, in those sub-folders that were looked into."""
