@@ -222,23 +222,18 @@ def _disk(home: Path) -> Iterator[Row]:
 
 
 def kept(_: Machine) -> Iterator[Row]:
-    """What the disk tier keeps of prompts, and whether it is the user's own."""
-    from localllm.cli.keeping import default_folder, is_own, kept_bytes
+    """What is kept of prompts on disk, and whether more can be."""
+    from localllm.cli.keeping import default_folder, folder_trouble, kept_bytes
 
     folder = default_folder()
-    try:
-        is_safe = is_own(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        yield "on disk", f"nothing yet, in {folder}", "ok", ""
-        return
-    except OSError as error:
-        yield "folder", f"{folder} cannot be used: {error.strerror}", "wrong", "export LOCALLLM_KV_DIR=/a/folder"
-        return
+    trouble = folder_trouble(folder)
     n_blocks, n_bytes = kept_bytes(folder)
-    yield "on disk", f"{size(n_bytes)} in {n_blocks} blocks, in {folder}", "ok", ""
-    if not is_safe:
-        told = "it is not yours alone, so it is not used"
-        yield "folder", told, "wrong", f"chmod 700 {folder}, or export LOCALLLM_KV_DIR=/a/folder"
+    if n_blocks:
+        yield "on disk", f"{size(n_bytes)} in {n_blocks} blocks, in {folder}", "ok", ""
+    elif not trouble:
+        yield "on disk", f"nothing yet, in {folder}", "ok", ""
+    if trouble:
+        yield "folder", trouble.what, "wrong", trouble.advice
 
 
 def settings(_: Machine) -> Iterator[Row]:

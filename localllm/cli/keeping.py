@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from localllm.errors import UsageError
 if TYPE_CHECKING:
     from localllm.cli.options import CacheFlags
     from localllm.runtime.config import TierConfig
+    from localllm.runtime.kv.disk_folder import Trouble
     from localllm.runtime.types import GenerationOptions
 
 _DAY_S = 86_400.0
@@ -90,10 +90,11 @@ def kept_bytes(folder: Path) -> tuple[int, int]:
     return found["n_blocks"], found["bytes"]
 
 
-def is_own(folder: Path) -> bool:
-    """Say whether a folder is the user's, and nobody else can write to it. Raises OSError."""
-    facts = os.lstat(folder)
-    return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid() and not facts.st_mode & 0o022
+def folder_trouble(folder: Path) -> Trouble | None:
+    """Return what is wrong with the folder of the disk tier, and the next step; None where it can be used."""
+    from localllm.runtime.kv.disk_folder import trouble_with
+
+    return trouble_with(folder)
 
 
 def has_blocks(config: TierConfig) -> bool:

@@ -210,6 +210,19 @@ def test_what_cannot_be_deleted_is_told(cli: Cli, monkeypatch: pytest.MonkeyPatc
     assert f"Not cleared: 3 files in {folder}." in told.err
 
 
+@pytest.mark.parametrize("verb", ["stats", "ls"])
+def test_a_folder_that_cannot_be_used_is_told_of(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    monkeypatch.setenv("LOCALLLM_KV_DIR", str(tmp_path / "kv"))
+    assert "cannot be used" not in cli("cache", verb).err
+    (tmp_path / "kv").write_text("")
+    what = f"{tmp_path / 'kv'} cannot be used: it is a file"
+    assert f"note: {what} (export LOCALLLM_KV_DIR=/a/folder)" in cli("cache", verb).err
+    told = cli("cache", verb, "--json").json()
+    assert (told["disk"] if verb == "stats" else told)["problem"] == what
+
+
 def test_a_model_that_no_server_holds_is_loaded_here(cli: Cli, opened: Opened, tmp_path: Path) -> None:
     told = cli("cache", "explain", "some-model", "-", "--json", "--ctx", "2048", stdin="be kind")
     assert told.json()["n_known_tokens"] == 0
