@@ -210,6 +210,32 @@ def test_what_cannot_be_deleted_is_told(cli: Cli, monkeypatch: pytest.MonkeyPatc
     assert f"Not cleared: 3 files in {folder}." in told.err
 
 
+@pytest.mark.parametrize("how", ["a file", "a failing disk"])
+def test_clear_says_what_was_cleared_where_the_folder_cannot_be(
+    cli: Cli, local: Local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    folder = tmp_path / "kv"
+    monkeypatch.setenv("LOCALLLM_KV_DIR", str(folder))
+    if how == "a file":
+        folder.write_text("")
+    else:
+        real = os.listdir
+        monkeypatch.setattr(os, "listdir", lambda path: _broken() if Path(path) == folder else real(path))
+    why = {"a file": "it is a file", "a failing disk": "Input/output error"}[how]
+    told = cli("cache", "clear")
+    assert told.code == 1
+    assert "fake at http://127.0.0.1:8080:" in told.err
+    assert f"error: Not cleared: {folder} cannot be used: {why}." in told.err
+    assert "hint: export LOCALLLM_KV_DIR=/a/folder" in told.err
+    found = cli("cache", "clear", "--json").json()
+    assert [model["model"] for model in found["models"]] == ["fake"]
+    assert found["not_cleared"] == [f"{folder} cannot be used: {why}"]
+
+
+def _broken() -> list[str]:
+    raise OSError(errno.EIO, "Input/output error")
+
+
 @pytest.mark.parametrize("verb", ["stats", "ls"])
 def test_a_folder_that_cannot_be_used_is_told_of(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
