@@ -108,7 +108,7 @@ def _setting(name: str, option: Any, values: Mapping[str, Any], context: typer.C
         origin, value = "default", option.get_default(context)
     try:
         converted = option.process_value(context, value)
-    except typer.TyperException as error:
+    except (typer.TyperException, UsageError) as error:
         raise UsageError(f"{option.envvar} in the environment: {error}", f"unset {option.envvar}") from None
     return Setting(name, _plain(converted), origin, option.envvar)
 
@@ -143,7 +143,7 @@ def _check_value(name: str, value: Any, option: Any, path: Path, context: typer.
         raise UsageError(f"{path}: {name} must be {kind}{plural}, not {value!r}.", f"edit {path}")
     try:
         option.process_value(context, _as_given(value, option))
-    except typer.TyperException as error:
+    except (typer.TyperException, UsageError) as error:
         raise UsageError(f"{path}: {name}: {error}", f"edit {path}") from None
 
 
