@@ -38,4 +38,7 @@ def ls(json: Json = False) -> None:
         )
         for one in kept
     ]
-    Answer().write(table(("MODEL", "TOKENS", "SIZE", "LAST USED", ""), rows, frozenset((1, 2))))
+    out = Answer()
+    out.write(table(("MODEL", "TOKENS", "SIZE", "LAST USED", ""), rows, frozenset((1, 2))))
+    if len(kept) > 1:
+        Notes().say("what beginnings share counts in each, and lies on disk once (in all: localllm cache stats)")
