@@ -103,9 +103,8 @@ def pages() -> Mapping[str, str]:
 
 def _helps(command: Any, name: str, parent: Any) -> Iterator[tuple[str, str]]:
     """Yield (command path, help text) of a command and of the verbs below it."""
-    context = command.context_class(
-        command, info_name=name, parent=parent, terminal_width=WIDTH, max_content_width=WIDTH
-    )
+    settings = {**command.context_settings, "terminal_width": WIDTH, "max_content_width": WIDTH}
+    context = command.context_class(command, info_name=name, parent=parent, **settings)
     yield context.command_path, command.get_help(context)
     for verb, child in vars(command).get("commands", {}).items():
         yield from _helps(child, verb, context)

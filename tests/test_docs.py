@@ -14,3 +14,8 @@ def test_committed_page_is_current(name: str) -> None:
 
 def test_pages_name_no_place_of_this_machine() -> None:
     assert "/home/" not in "".join(pages().values())
+
+
+def test_help_is_spelt_as_the_command_spells_it() -> None:
+    helps = pages()["cli.md"].split("```text\n")[1:]
+    assert all("  -h, --help " in text for text in helps)

@@ -14,7 +14,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from localllm.cli.settings import told_value
 from localllm.cli.tables import size
+from localllm.cli.units import gpu_layers, number_or_auto
 from localllm.errors import LocalLLMError
 
 if TYPE_CHECKING:
@@ -222,23 +224,18 @@ def _disk(home: Path) -> Iterator[Row]:
 
 
 def kept(_: Machine) -> Iterator[Row]:
-    """What the disk tier keeps of prompts, and whether it is the user's own."""
-    from localllm.cli.keeping import default_folder, is_own, kept_bytes
+    """What is kept of prompts on disk, and whether more can be."""
+    from localllm.cli.keeping import default_folder, folder_trouble, kept_bytes
 
     folder = default_folder()
-    try:
-        is_safe = is_own(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        yield "on disk", f"nothing yet, in {folder}", "ok", ""
-        return
-    except OSError as error:
-        yield "folder", f"{folder} cannot be used: {error.strerror}", "wrong", "export LOCALLLM_KV_DIR=/a/folder"
-        return
+    trouble = folder_trouble(folder)
     n_blocks, n_bytes = kept_bytes(folder)
-    yield "on disk", f"{size(n_bytes)} in {n_blocks} blocks, in {folder}", "ok", ""
-    if not is_safe:
-        told = "it is not yours alone, so it is not used"
-        yield "folder", told, "wrong", f"chmod 700 {folder}, or export LOCALLLM_KV_DIR=/a/folder"
+    if n_blocks:
+        yield "on disk", f"{size(n_bytes)} in {n_blocks} blocks, in {folder}", "ok", ""
+    elif not trouble:
+        yield "on disk", f"nothing yet, in {folder}", "ok", ""
+    if trouble:
+        yield "folder", trouble.what, "wrong", trouble.advice
 
 
 def settings(_: Machine) -> Iterator[Row]:
@@ -268,17 +265,25 @@ def choice(machine: Machine) -> Iterator[Row]:
     if report.failure:
         yield "engine", "none: the native library does not load", "wrong", ""
     elif gpus:
-        yield "engine", f"llama.cpp on {'+'.join(gpus)}, as many layers as fit", "ok", ""
+        yield _chosen("engine", "gpu", gpu_layers, f"llama.cpp on {'+'.join(gpus)}, as many layers as fit")
     else:
         yield "engine", "llama.cpp on the CPU: the native library reports no GPU", "ok", ""
     bounds = f"{cpu.n_usable} usable, {cpu.n_physical} physical"
     quota = "" if cpu.quota_cores is None else f", quota {cpu.quota_cores:g}"
-    yield "threads", f"{cpu.default_threads}: the least of {bounds}{quota}", "ok", ""
+    yield _chosen("threads", "threads", number_or_auto, f"{cpu.default_threads}: the least of {bounds}{quota}")
     pulled = any(model.name == catalog.DEFAULT_ALIAS and not model.problem for model in Store().list())
     where = "here" if pulled else f"not here yet: localllm pull {catalog.DEFAULT_ALIAS}"
     yield "default model", f"{catalog.DEFAULT_ALIAS}, {where}", "ok", ""
     best = ", ".join(f"{entry.alias} ({entry.params})" for entry in catalog.best_for(total_bytes()))
     yield "this machine could use", best or "nothing of the catalog", "ok", ""
+
+
+def _chosen(name: str, setting: str, check: Callable[[str, str], object], by_itself: str) -> Row:
+    try:
+        given = told_value(setting, check)
+    except LocalLLMError as error:
+        return name, error.message, "wrong", error.hint
+    return name, f"{given}; else {by_itself}" if given else by_itself, "ok", ""
 
 
 EXAMINATIONS: tuple[tuple[str, Examination], ...] = (

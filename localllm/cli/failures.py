@@ -90,6 +90,11 @@ def usage_failure(error: typer.TyperException) -> UsageError:
     return UsageError(message if message.endswith("?") else message + ".", hint)
 
 
+def from_variable(variable: str, error: UsageError) -> UsageError:
+    """Return what is wrong with a value as the fault of the variable that gave it."""
+    return UsageError(f"{variable} in the environment: {error.message}", f"unset {variable}")
+
+
 _INNER_TYPE = re.compile("is not a valid (int|float)(?: range)?")
 _TYPES = {"int": "whole number", "float": "number"}
 

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from localllm.cli.units import parse_size
+from localllm.cli.units import check_days, parse_size, size_or_auto
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
     from localllm.cli.options import CacheFlags
     from localllm.runtime.config import TierConfig
+    from localllm.runtime.kv.disk_folder import Trouble
     from localllm.runtime.types import GenerationOptions
 
 _DAY_S = 86_400.0
-_MAX_DAYS = 36_500.0
 _FOLDER_S = 2.0  # that a command waits for the folder of the disk tier
 _MOMENT_S = 1.0  # that `run` and `chat` wait at their end for what is being written
 
@@ -44,10 +43,9 @@ def tier_config(flags: CacheFlags, *, flush_s: float = _MOMENT_S, keeps_all: boo
     """Return where KV is kept. Raises UsageError naming the flag whose value makes no sense."""
     from localllm.runtime.config import TierConfig
 
-    ram_bytes = _size("--kv-ram", flags.kv_ram)
-    disk_bytes = _size("--kv-disk", flags.kv_disk)
-    if not 0 < flags.kv_disk_age <= _MAX_DAYS:
-        raise UsageError(f"--kv-disk-age takes days above 0, not {flags.kv_disk_age:g}.", "--kv-disk-age 7")
+    ram_bytes = size_or_auto("--kv-ram", flags.kv_ram)
+    disk_bytes = size_or_auto("--kv-disk", flags.kv_disk)
+    check_days("--kv-disk-age", flags.kv_disk_age)
     daily_bytes = parse_size("--kv-disk-daily", flags.kv_disk_daily)
     folder = "" if own_options(flags).is_private else str(default_folder())
     return TierConfig(
@@ -68,7 +66,7 @@ def own_options(flags: CacheFlags) -> GenerationOptions:
     """
     from localllm.runtime.types import GenerationOptions
 
-    return GenerationOptions(is_private=flags.private or _size("--kv-disk", flags.kv_disk) == 0)
+    return GenerationOptions(is_private=flags.private or size_or_auto("--kv-disk", flags.kv_disk) == 0)
 
 
 def tell_once(config: TierConfig, say: Callable[[str], None]) -> None:
@@ -90,10 +88,11 @@ def kept_bytes(folder: Path) -> tuple[int, int]:
     return found["n_blocks"], found["bytes"]
 
 
-def is_own(folder: Path) -> bool:
-    """Say whether a folder is the user's, and nobody else can write to it. Raises OSError."""
-    facts = os.lstat(folder)
-    return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid() and not facts.st_mode & 0o022
+def folder_trouble(folder: Path) -> Trouble | None:
+    """Return what is wrong with the folder of the disk tier, and the next step; None where it can be used."""
+    from localllm.runtime.kv.disk_folder import trouble_with
+
+    return trouble_with(folder)
 
 
 def has_blocks(config: TierConfig) -> bool:
@@ -120,15 +119,3 @@ def _is_first(folder: Path) -> bool:
     except OSError:  # it is there, or does not answer, or the tier is off for the same reason, and says so
         return False
     return True
-
-
-def _size(flag: str, text: str) -> int | None:
-    """Return bytes; None for auto, 0 for off."""
-    if text == "auto":
-        return None
-    if text in ("off", "0"):
-        return 0
-    try:
-        return parse_size(flag, text)
-    except UsageError:
-        raise UsageError(f"{flag} takes a size such as 4GB, auto or off, not {text!r}.", f"{flag} auto") from None

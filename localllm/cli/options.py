@@ -16,16 +16,48 @@ from typing import Annotated, Any, Literal, TypeAlias, get_type_hints
 import typer
 
 from localllm.cli.completion import complete_model
-from localllm.cli.failures import Manner, told
+from localllm.cli.failures import Manner, from_variable, told
+from localllm.cli.units import check_days, gpu_layers, number_or_auto, parse_size, size_or_auto
+from localllm.errors import UsageError
 
 ENV_PREFIX = "LOCALLLM_"
 _SHARED = {"show_envvar": False, "show_default": True}
 
 
-def option(*spellings: str, help: str, **more: Any) -> Any:
-    """Return the declaration of a flag whose variable comes from its first spelling."""
+def option(*spellings: str, help: str, check: Callable[[str, Any], object] | None = None, **more: Any) -> Any:
+    """Return the declaration of a flag whose variable comes from its first spelling.
+
+    `check` takes that spelling and a value, and raises UsageError where the value cannot be taken.
+    """
     name = spellings[0].lstrip("-").replace("-", "_").upper()
+    if check is not None:
+        more["callback"] = _checking(spellings[0], check)
     return typer.Option(*spellings, help=help, envvar=ENV_PREFIX + name, **{**_SHARED, **more})
+
+
+def _checking(flag: str, check: Callable[[str, Any], object]) -> Callable[..., Any]:
+    """Return what has typer check a value, so that one which a variable gives is told as the variable's."""
+
+    def callback(context: typer.Context, parameter: typer.CallbackParam, value: Any) -> Any:
+        if value is None or context.resilient_parsing:
+            return value
+        try:
+            check(flag, value)
+        except UsageError as error:
+            source = context.get_parameter_source(str(parameter.name))
+            if source is None or source.name != "ENVIRONMENT":
+                raise
+            raise from_variable(str(parameter.envvar), error) from None
+        return value
+
+    return callback
+
+
+def _check_kv(_: str, text: str) -> None:
+    from localllm.models.kv_types import KvTypes
+
+    if text != "auto":
+        KvTypes.parse(text)
 
 
 _CTX_HELP = (
@@ -60,7 +92,7 @@ Verbose: TypeAlias = Annotated[
 ]
 Quiet: TypeAlias = Annotated[bool, option("--quiet", "-q", help="Nothing on stderr but errors.")]
 Memory: TypeAlias = Annotated[bool, option("--memory", help="Estimate the memory it takes.")]
-Ctx: TypeAlias = Annotated[str, option("--ctx", metavar="N|auto", help=_CTX_HELP)]
+Ctx: TypeAlias = Annotated[str, option("--ctx", metavar="N|auto", help=_CTX_HELP, check=number_or_auto)]
 Template: TypeAlias = Annotated[
     Path | None, option("--template", metavar="FILE", help="Chat template to use instead of the model's.")
 ]
@@ -78,7 +110,10 @@ ApiKeyFile: TypeAlias = Annotated[
 Kv: TypeAlias = Annotated[
     str,
     option(
-        "--kv", metavar="TYPE|K:V|auto", help="KV cache type: f16, q8_0 or q4_0; auto: f16, with --deterministic q8_0."
+        "--kv",
+        check=_check_kv,
+        metavar="TYPE|K:V|auto",
+        help="KV cache type: f16, q8_0 or q4_0; auto: f16, with --deterministic q8_0.",
     ),
 ]
 
@@ -101,11 +136,15 @@ class LoadFlags:
         Literal["auto", "on", "off"],
         option("--flash-attn", metavar="auto|on|off", help="Flash attention; a quantised V cache needs it."),
     ] = "auto"
-    gpu: Annotated[str, option("--gpu", metavar="auto|off|all|N", help="Layers on the GPU; auto: as many as fit.")] = (
-        "auto"
-    )
+    gpu: Annotated[
+        str,
+        option("--gpu", check=gpu_layers, metavar="auto|off|all|N", help="Layers on the GPU; auto: as many as fit."),
+    ] = "auto"
     threads: Annotated[
-        str, option("--threads", metavar="N|auto", help="Threads that compute; auto: one a fast core.")
+        str,
+        option(
+            "--threads", check=number_or_auto, metavar="N|auto", help="Threads that compute; auto: one a fast core."
+        ),
     ] = "auto"
 
 
@@ -117,6 +156,7 @@ class CacheFlags:
         str,
         option(
             "--kv-ram",
+            check=size_or_auto,
             metavar="SIZE|auto|off",
             help="Memory in which a model keeps what it computed; auto: a quarter of what is free.",
         ),
@@ -125,15 +165,19 @@ class CacheFlags:
         str,
         option(
             "--kv-disk",
+            check=size_or_auto,
             metavar="SIZE|auto|off",
             help="Disk space in which all models keep it, also after the end; auto: a tenth of what is free.",
         ),
     ] = "auto"
     kv_disk_daily: Annotated[
-        str, option("--kv-disk-daily", metavar="SIZE", help="The most that is written there a day.")
+        str, option("--kv-disk-daily", check=parse_size, metavar="SIZE", help="The most that is written there a day.")
     ] = "32GB"
     kv_disk_age: Annotated[
-        float, option("--kv-disk-age", metavar="DAYS", help="What was not used for so long is deleted there.")
+        float,
+        option(
+            "--kv-disk-age", check=check_days, metavar="DAYS", help="What was not used for so long is deleted there."
+        ),
     ] = 7.0
     private: Annotated[bool, option("--private", help="Keep nothing of this on disk.")] = False
     deterministic: Annotated[

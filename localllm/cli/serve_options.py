@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
 from localllm.cli.options import MODEL_HELP, ApiKeyFile, model_argument, option
+from localllm.cli.units import number_or_auto, parse_duration, parse_size
 
 Models: TypeAlias = Annotated[
     list[str] | None,
@@ -78,7 +79,10 @@ class WorkFlags:
     """How a server shares the machine between requests and models."""
 
     parallel: Annotated[
-        str, option("--parallel", metavar="N|auto", help="Sequences at work at once; auto: 8 on a CPU.")
+        str,
+        option(
+            "--parallel", check=number_or_auto, metavar="N|auto", help="Sequences at work at once; auto: 8 on a CPU."
+        ),
     ] = "auto"
     queue: Annotated[int, option("--queue", min=1, metavar="N", help="Requests that may wait; more are refused.")] = 128
     mode: Annotated[
@@ -91,12 +95,18 @@ class WorkFlags:
     ] = "interactive"
     max_memory: Annotated[
         str | None,
-        option("--max-memory", metavar="SIZE", help="Memory of all models together (8GB). Default: what is free."),
+        option(
+            "--max-memory",
+            check=parse_size,
+            metavar="SIZE",
+            help="Memory of all models together (8GB). Default: what is free.",
+        ),
     ] = None
     keep_alive: Annotated[
         str,
         option(
             "--keep-alive",
+            check=parse_duration,
             metavar="DURATION|forever",
             help="How long a model that was not named at start stays loaded without use.",
         ),

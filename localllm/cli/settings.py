@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,26 @@ def read_settings(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} is not TOML: {error}.", "correct it or move it away") from None
 
 
+def told_value(name: str, check: Callable[[str, str], object]) -> str | None:
+    """Return what a variable or the file sets a flag to, and which does; None where it is left to itself.
+
+    Raises: UsageError as `check` does, which takes where the text is from and the text.
+    """
+    variable, path = f"LOCALLLM_{name.upper()}", config_path()
+    text, origin, hint = os.environ.get(variable, ""), variable, f"unset {variable}"
+    if not text:
+        with contextlib.suppress(UsageError):
+            text = str(read_settings(path).get(name, ""))
+            origin, hint = f"{name} in {path}", f"edit {path}"
+    if text in ("", "auto"):
+        return None
+    try:
+        check(origin, text)
+    except UsageError as error:
+        raise UsageError(error.message, hint) from None
+    return f"--{name} {text}, as {origin} says"
+
+
 def check_settings(values: Mapping[str, Any], options: Mapping[str, Any], path: Path, context: typer.Context) -> None:
     """Raise UsageError for the first key that no flag has, or whose value the flag cannot take."""
     for name, value in values.items():
@@ -108,7 +129,7 @@ def _setting(name: str, option: Any, values: Mapping[str, Any], context: typer.C
         origin, value = "default", option.get_default(context)
     try:
         converted = option.process_value(context, value)
-    except typer.TyperException as error:
+    except (typer.TyperException, UsageError) as error:
         raise UsageError(f"{option.envvar} in the environment: {error}", f"unset {option.envvar}") from None
     return Setting(name, _plain(converted), origin, option.envvar)
 
@@ -143,7 +164,7 @@ def _check_value(name: str, value: Any, option: Any, path: Path, context: typer.
         raise UsageError(f"{path}: {name} must be {kind}{plural}, not {value!r}.", f"edit {path}")
     try:
         option.process_value(context, _as_given(value, option))
-    except typer.TyperException as error:
+    except (typer.TyperException, UsageError) as error:
         raise UsageError(f"{path}: {name}: {error}", f"edit {path}") from None
 
 

@@ -60,7 +60,7 @@ def show(
 
 
 def _n_ctx(text: str) -> int | None:
-    from localllm.cli.wishes import number_or_auto
+    from localllm.cli.units import number_or_auto
 
     return number_or_auto("--ctx", text)
 

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 from localllm.cli.keeping import tier_config
 from localllm.cli.options import CacheFlags, LoadFlags, SamplingFlags
 from localllm.cli.prompt_input import argument_text
+from localllm.cli.units import gpu_layers, number_or_auto
 from localllm.errors import UsageError
 from localllm.runtime.config import ANSWER_TOKENS
 
 if TYPE_CHECKING:
     from localllm.cli.serve_options import WorkFlags
     from localllm.models.kv_types import KvTypes
-    from localllm.runtime.config import GpuLayers, LoadConfig, RuntimeConfig
+    from localllm.runtime.config import LoadConfig, RuntimeConfig
     from localllm.runtime.types import GenerationOptions
 
 SERVER_FLUSH_S = 10.0
@@ -38,7 +39,7 @@ def load_config(flags: LoadFlags, template: Path | None = None, *, deterministic
         ctx=number_or_auto("--ctx", flags.ctx),
         kv=kv,
         flash_attn=flags.flash_attn,
-        gpu=_gpu(flags.gpu),
+        gpu=gpu_layers("--gpu", flags.gpu),
         threads=number_or_auto("--threads", flags.threads),
         template=template,
         deterministic=deterministic,
@@ -96,25 +97,3 @@ def generation_options(
         stop=stop,
         sampling=wishes,
     )
-
-
-def number_or_auto(flag: str, text: str) -> int | None:
-    """Return a flag's whole number from 1, None for auto. Raises UsageError naming the flag."""
-    if text == "auto":
-        return None
-    number = _positive(text)
-    if number is None:
-        raise UsageError(f"{flag} takes a number from 1 or auto, not {text!r}.", f"{flag} auto")
-    return number
-
-
-def _gpu(text: str) -> GpuLayers:
-    choices: dict[str, GpuLayers] = {"auto": "auto", "off": "off", "all": "all", "0": "off"}
-    number = choices.get(text) or _positive(text)
-    if number is None:
-        raise UsageError(f"--gpu takes auto, off, all or a number of layers, not {text!r}.", "--gpu auto")
-    return number
-
-
-def _positive(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0 else None

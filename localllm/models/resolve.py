@@ -60,10 +60,10 @@ def resolve(text: str, store: Store | None = None) -> ModelFile:
 
 def _from_path(text: str, store: Store) -> ModelFile:
     paths = local.find(text)
+    stored = store.holding(paths[0])  # then it is that model, and called by the name that can be typed
     known = hashes.known(paths[0], store) if len(paths) == 1 else None
-    if known is None:
-        stored = store.holding(paths[0])
-        known = stored.sha256 if stored is not None else None
+    if stored is not None:
+        return ModelFile(stored.name, paths[0], paths, known or stored.sha256, "file")
     return ModelFile(paths[0].name, paths[0], paths, known, "file")
 
 

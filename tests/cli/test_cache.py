@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,6 @@ from localllm.cli.cache.prompt_file import read_request
 from localllm.cli.output import Notes
 from localllm.errors import Unavailable
 from localllm.runtime.config import LoadConfig, RuntimeConfig, TierConfig
-from localllm.runtime.engine import EngineSpec
 from localllm.runtime.kv.blocks import NO_ROOT
 from localllm.runtime.kv.explain import Warmed
 from localllm.runtime.kv.ram import Note
@@ -32,14 +31,14 @@ Cli = Callable[..., Result]
 TOKENS = list(range(40, 140)) + [7] * 60
 
 
-def _fill(spec: EngineSpec = SPEC) -> Path:
-    """Write a sequence of 160 tokens into the default folder: two whole blocks and a half."""
+def _fill(tokens: Sequence[int] = TOKENS) -> Path:
+    """Write a sequence into the default folder: by default 160 tokens, two whole blocks and a half."""
     folder = Path(os.environ["LOCALLLM_HOME"]) / "kv"
     config = TierConfig(ram_bytes=0, disk_dir=str(folder), disk_bytes=1 << 24)
-    tiers = Tiers(config, spec=spec, model_name="fake-model", can_write_disk=True)
-    chain = tiers.look_up(NO_ROOT, TOKENS).chain
-    for start in range(0, len(TOKENS), 64):
-        block = chain.block(TOKENS, start, min(start + 64, len(TOKENS)))
+    tiers = Tiers(config, spec=SPEC, model_name="fake-model", can_write_disk=True)
+    chain = tiers.look_up(NO_ROOT, tokens).chain
+    for start in range(0, len(tokens), 64):
+        block = chain.block(tokens, start, min(start + 64, len(tokens)))
         tiers.put(block, b"\x07" * 1000, Note(prefix_tokens=2000))
     tiers.close()
     return folder
@@ -58,6 +57,17 @@ def test_what_lies_there_is_listed_by_prefix_and_without_text(cli: Cli) -> None:
     assert kept["n_bytes"] > 3000
     told = cli("cache", "ls")
     assert told.out.splitlines()[1].split()[:2] == ["fake-model", "160"]
+
+
+def test_what_beginnings_share_is_said_to_lie_on_disk_once(cli: Cli) -> None:
+    once = "what beginnings share counts in each, and lies on disk once"
+    folder = _fill()
+    assert once not in cli("cache", "ls").err
+    _fill(TOKENS[:64] + [9] * 64)
+    assert once in cli("cache", "ls").err
+    listed = cli("cache", "ls", "--json").json()["prefixes"]
+    on_disk = sum(path.stat().st_size for path in folder.rglob("*.kv"))
+    assert (len(listed), sum(one["n_bytes"] for one in listed) > on_disk) == (2, True)
 
 
 def test_stats_count_the_folder(cli: Cli) -> None:
@@ -208,6 +218,45 @@ def test_what_cannot_be_deleted_is_told(cli: Cli, monkeypatch: pytest.MonkeyPatc
         told = cli("cache", "clear")
     assert told.code == 1
     assert f"Not cleared: 3 files in {folder}." in told.err
+
+
+@pytest.mark.parametrize("how", ["a file", "a failing disk"])
+def test_clear_says_what_was_cleared_where_the_folder_cannot_be(
+    cli: Cli, local: Local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    folder = tmp_path / "kv"
+    monkeypatch.setenv("LOCALLLM_KV_DIR", str(folder))
+    if how == "a file":
+        folder.write_text("")
+    else:
+        real = os.listdir
+        monkeypatch.setattr(os, "listdir", lambda path: _broken() if Path(path) == folder else real(path))
+    why = {"a file": "it is a file", "a failing disk": "Input/output error"}[how]
+    told = cli("cache", "clear")
+    assert told.code == 1
+    assert "fake at http://127.0.0.1:8080:" in told.err
+    assert f"error: Not cleared: {folder} cannot be used: {why}." in told.err
+    assert "hint: export LOCALLLM_KV_DIR=/a/folder" in told.err
+    found = cli("cache", "clear", "--json").json()
+    assert [model["model"] for model in found["models"]] == ["fake"]
+    assert found["not_cleared"] == [f"{folder} cannot be used: {why}"]
+
+
+def _broken() -> list[str]:
+    raise OSError(errno.EIO, "Input/output error")
+
+
+@pytest.mark.parametrize("verb", ["stats", "ls"])
+def test_a_folder_that_cannot_be_used_is_told_of(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    monkeypatch.setenv("LOCALLLM_KV_DIR", str(tmp_path / "kv"))
+    assert "cannot be used" not in cli("cache", verb).err
+    (tmp_path / "kv").write_text("")
+    what = f"{tmp_path / 'kv'} cannot be used: it is a file"
+    assert f"note: {what} (export LOCALLLM_KV_DIR=/a/folder)" in cli("cache", verb).err
+    told = cli("cache", verb, "--json").json()
+    assert (told["disk"] if verb == "stats" else told)["problem"] == what
 
 
 def test_a_model_that_no_server_holds_is_loaded_here(cli: Cli, opened: Opened, tmp_path: Path) -> None:

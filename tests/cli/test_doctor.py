@@ -58,6 +58,29 @@ def test_threads_and_engine_come_with_their_reason(cli: Cli, monkeypatch: pytest
     assert told["engine"]["value"].startswith("llama.cpp on CUDA0")
 
 
+def test_what_is_set_is_what_would_be_used(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Device("CUDA0", "a GPU", "gpu", 10**9, 2 * 10**9)
+    monkeypatch.setattr(registry, "native_report", lambda: replace(GOOD, devices=(CPU, gpu), supports_gpu=True))
+    path = tmp_path / "config.toml"
+    path.write_text('threads = 2\ngpu = "off"\n')
+    monkeypatch.setenv("LOCALLLM_CONFIG", str(path))
+    told = rows(cli("doctor", "--json"))
+    assert (
+        told["threads"]["value"] == f"--threads 2, as threads in {path} says; else 4: the least of 6 usable, 4 physical"
+    )
+    assert told["engine"]["value"].startswith(f"--gpu off, as gpu in {path} says; else llama.cpp on CUDA0")
+    monkeypatch.setenv("LOCALLLM_THREADS", "1")
+    assert rows(cli("doctor", "--json"))["threads"]["value"].startswith(
+        "--threads 1, as LOCALLLM_THREADS says; else 4: "
+    )
+    monkeypatch.setenv("LOCALLLM_THREADS", "auto")
+    assert rows(cli("doctor", "--json"))["threads"]["value"].startswith("4: ")
+    monkeypatch.setenv("LOCALLLM_THREADS", "many")
+    told = rows(cli("doctor", "--json"))["threads"]
+    assert (told["state"], told["advice"]) == ("wrong", "unset LOCALLLM_THREADS")
+    assert (told["state"], told["value"]) == ("wrong", "LOCALLLM_THREADS takes a number from 1 or auto, not 'many'.")
+
+
 def test_library_for_another_cpu_is_told_with_the_way_out(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "native_report", lambda: replace(GOOD, features=("AVX2", "AVX512", "REPACK")))
     result = cli("doctor", "--json")

@@ -122,7 +122,26 @@ def test_doctor_says_that_another_users_folder_is_not_used(monkeypatch: pytest.M
 
     default_folder().mkdir(parents=True, mode=0o700)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    assert [state for _, _, state, _ in kept(Machine())] == ["ok", "wrong"]
+    [(name, value, state, _)] = kept(Machine())
+    assert (name, state) == ("folder", "wrong")
+    assert "another user" in value
+
+
+@pytest.mark.parametrize("how", ["a file", "a link", "below a file"])
+def test_doctor_finds_a_folder_that_cannot_be_used_wrong_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    from localllm.cli.checks import Machine, kept
+
+    folder = tmp_path / "kv"
+    monkeypatch.setenv("LOCALLLM_KV_DIR", str(folder / "sub" if how == "below a file" else folder))
+    if how == "a link":
+        folder.symlink_to(tmp_path / "gone")
+    else:
+        folder.write_text("")
+    [(name, value, state, advice)] = kept(Machine())
+    assert (name, state, advice) == ("folder", "wrong", "export LOCALLLM_KV_DIR=/a/folder")
+    assert value.startswith(f"{default_folder()} cannot be used: ")
 
 
 def _refuse(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

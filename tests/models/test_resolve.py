@@ -149,6 +149,12 @@ def test_the_file_of_a_stored_model_has_the_hash_that_was_checked_when_it_came(s
     assert resolve(str(model.path), store).sha256 is None
 
 
+def test_the_file_of_a_stored_model_is_called_as_that_is(store: Store, here: Path) -> None:
+    model = put(store, "org/model", b"GGUF of it")
+    assert resolve(str(model.path), store).name == resolve("org/model", store).name == "org/model"
+    assert resolve(str(model.path), store).path == model.path
+
+
 def test_a_stored_model_is_found_by_name_part_or_reference(store: Store, here: Path) -> None:
     model = put(store, "org/Qwen3-4B-GGUF:Q8_0", GGUF)
     for text in ("org/Qwen3-4B-GGUF:Q8_0", "qwen", "hf:org/Qwen3-4B-GGUF:Q8_0"):

@@ -14,12 +14,17 @@ def ls(json: Json = False) -> None:
     from localllm.cli.keeping import default_folder
     from localllm.cli.output import Answer, Notes
     from localllm.cli.tables import ago, size, table
+    from localllm.runtime.kv.disk_folder import trouble_with
     from localllm.runtime.kv.disk_list import prefixes
 
-    kept = prefixes(default_folder())
+    folder = default_folder()
+    kept, trouble = prefixes(folder), trouble_with(folder)
     if json:
-        Answer().document({"folder": str(default_folder()), "prefixes": [asdict(one) for one in kept]})
+        listed = [asdict(one) for one in kept]
+        Answer().document({"folder": str(folder), "prefixes": listed, "problem": trouble and trouble.what})
         return
+    if trouble:
+        Notes().always(f"note: {trouble}")
     if not kept:
         Notes().say("nothing is kept on disk")
         return
@@ -33,4 +38,7 @@ def ls(json: Json = False) -> None:
         )
         for one in kept
     ]
-    Answer().write(table(("MODEL", "TOKENS", "SIZE", "LAST USED", ""), rows, frozenset((1, 2))))
+    out = Answer()
+    out.write(table(("MODEL", "TOKENS", "SIZE", "LAST USED", ""), rows, frozenset((1, 2))))
+    if len(kept) > 1:
+        Notes().say("what beginnings share counts in each, and lies on disk once (in all: localllm cache stats)")

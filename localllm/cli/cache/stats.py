@@ -12,17 +12,20 @@ def stats(json: Json = False) -> None:
     from localllm.cli.cache.models import answers
     from localllm.cli.keeping import default_folder
     from localllm.cli.output import Answer, Notes
+    from localllm.runtime.kv.disk_folder import trouble_with
     from localllm.runtime.kv.disk_list import total
 
     folder = default_folder()
-    disk = total(folder)
+    disk, trouble = total(folder), trouble_with(folder)
     notes = Notes()
     models, _ = answers("cache_stats", notes)
     out = Answer()
     if json:
-        out.document({"disk": {"folder": str(folder), **disk}, "models": models})
+        out.document({"disk": {"folder": str(folder), **disk, "problem": trouble and trouble.what}, "models": models})
         return
     out.write(_disk_lines(str(folder), disk))
+    if trouble:
+        notes.always(f"note: {trouble}")
     for model in models:
         out.write("\n" + _model_lines(model))
     if not models:

@@ -73,7 +73,7 @@ def _tell(warmed: Warmed, notes: Notes) -> None:
     n_lasting = max((n for tier, n in warmed.kept_tokens.items() if tier != "device"), default=0)
     if not warmed.is_pinned:
         notes.always(
-            "note: nothing of it is kept beyond this: there is no tier with room for it (localllm cache stats)"
+            "note: nothing of it is kept beyond this: neither memory nor disk has room for it (localllm cache stats)"
         )
     elif n_lasting < warmed.n_tokens:
         notes.always(

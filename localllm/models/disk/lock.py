@@ -55,7 +55,7 @@ def hold(path: Path, *, on_wait: Callable[[Owner], None] | None) -> Iterator[Non
 
 def _acquire(path: Path, on_wait: Callable[[Owner], None] | None) -> int:
     while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | files.OWN, 0o644)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | files.OWN, 0o600)
         try:
             if _try_lock(fd) and _same_file(fd, path):
                 return fd

@@ -70,7 +70,9 @@ class Asker:
                 is_stuck = self._n_steps == n_steps and not question.is_over and not self._is_closed
                 if is_stuck:
                     self._stuck_at = n_steps
-                    logger.warning("the disk tier does not answer, and is not asked until it does")
+                    logger.warning(
+                        "the disk does not answer, and nothing that is kept there is asked for until it does"
+                    )
                 question.is_given_up = is_stuck or self._is_closed or time.monotonic() >= end_s
         return question.answer[0] if question.is_over and question.answer else None  # type: ignore[return-value]
 
@@ -106,7 +108,7 @@ class Asker:
         except _GivenUp:
             pass
         except Exception as error:  # whatever it is, what comes after must still be answered
-            logger.warning("the disk tier could not be asked: %s", type(error).__name__)
+            logger.warning("what is kept on disk could not be asked for: %s", type(error).__name__)
         with self._changed:
             self._n_steps += 1
             question.is_over = True
@@ -131,7 +133,7 @@ def ask_once(question: Callable[[], T], limit_s: float) -> T:
 
     threading.Thread(target=run, name="localllm-kv-ask-once", daemon=True).start()
     if not is_over.wait(limit_s):
-        raise TimeoutError("the folder of the disk tier does not answer")
+        raise TimeoutError("it does not answer")
     if errors:
         raise errors[0]
     return answers[0]

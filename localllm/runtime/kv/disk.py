@@ -21,6 +21,7 @@ from localllm.runtime.config import TierConfig
 from localllm.runtime.kv.asking import ask_once
 from localllm.runtime.kv.blocks import Block, Key
 from localllm.runtime.kv.disk_files import BlockFiles
+from localllm.runtime.kv.disk_folder import Trouble, trouble_of, trouble_with
 from localllm.runtime.kv.disk_format import VERSION, BadFile, NewerFile, read_file
 from localllm.runtime.kv.disk_index import DiskIndex
 from localllm.runtime.kv.disk_names import ENGINE_BYTES
@@ -75,18 +76,25 @@ class DiskTier:
         self._refusal = ""
         self._about = {"model": model_name, "fingerprint": fingerprint}
         try:
-            self.secret, self._writer = ask_once(self._open, _OPEN_S)
-        except OSError as error:
-            self.secret, self._refusal = os.urandom(SECRET_BYTES), error.strerror or str(error)
-            logger.warning("the disk tier is off: %s", self._refusal)
+            opened = ask_once(self._open, _OPEN_S)
+        except TimeoutError as error:
+            opened = trouble_of(Path(config.disk_dir), error)
+        if isinstance(opened, Trouble):
+            self.secret, self._refusal = os.urandom(SECRET_BYTES), opened.what
+            logger.warning("nothing is kept on disk: %s", opened)
             self._writer = self._writer_of(replace(config, disk_bytes=0), self.secret)
         else:
+            self.secret, self._writer = opened
             self._writer.start()
 
-    def _open(self) -> tuple[bytes, Writer]:
-        """Return the secret and the writer of the folder, which is made where there is none. Raises OSError."""
-        secret = open_folder(Path(self._config.disk_dir))
-        return secret, self._writer_of(self._config, secret)
+    def _open(self) -> tuple[bytes, Writer] | Trouble:
+        """Return the secret and the writer of the folder, which is made where there is none, or why it cannot be."""
+        folder = Path(self._config.disk_dir)
+        try:
+            secret = open_folder(folder)
+            return secret, self._writer_of(self._config, secret)
+        except OSError as error:
+            return trouble_with(folder) or trouble_of(folder, error)
 
     def _writer_of(self, config: TierConfig, secret: bytes) -> Writer:
         return Writer(BlockFiles(self._folder, self._index, config, about=self._about, secret=secret))
@@ -254,7 +262,7 @@ class DiskTier:
     def _aside(self, path: Path, reason: str) -> None:
         self._index.n_bad += 1
         files.set_aside(path)
-        logger.warning("a file of the disk tier was set aside: %s", reason)
+        logger.warning("a file of what is kept on disk was set aside: %s", reason)
 
 
 def _may_hold(n_bytes: int) -> bool:

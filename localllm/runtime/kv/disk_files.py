@@ -23,7 +23,7 @@ LONG_PREFIX_TOKENS = 1024
 """Shorter prefixes are written on their second use only: they are computed again in a moment."""
 
 SPARE_BYTES = 64 << 20
-"""What a disk keeps free for others: with less nothing is written."""
+"""What always stays free on a disk, for others: with less nothing is written."""
 
 SWEEP_S = 60.0
 """Between two looks at what lies in the folder, while blocks are written."""
@@ -46,7 +46,7 @@ class BlockFiles:
         self.room = FolderRoom(root, config.disk_bytes, config.disk_age_s)
         self.uses = Uses(index)
         self.has_looked = False  # what lies in the folder was counted
-        self._root, self._folder, self._index = root, folder, index
+        self.root, self._folder, self._index = root, folder, index
         self._about, self._secret = about, secret
         self._sweep_bytes = self.room.limit_bytes // _SWEEP_SHARE
         self._swept_s = time.monotonic() - _IDLE_SWEEP_S + SWEEP_S
@@ -136,14 +136,16 @@ class BlockFiles:
             if not is_made:
                 return False
         facts = os.statvfs(self._folder)
-        if facts.f_bavail * facts.f_frsize < n_bytes + SPARE_BYTES:
-            raise OSError(errno.ENOSPC, "the disk is almost full")
+        free_bytes = facts.f_bavail * facts.f_frsize
+        if free_bytes < n_bytes + SPARE_BYTES:
+            told = f"{free_bytes / 1e6:.0f} MB are free there, and {SPARE_BYTES / 1e6:.0f} MB always stay free"
+            raise OSError(errno.ENOSPC, told)
         return True
 
     def _prepare_folder(self) -> None:
         """Make the folder what it should be. Raises OSError."""
-        make_folder(self._root)
-        leave_secret(self._root, self._secret)
+        make_folder(self.root)
+        leave_secret(self.root, self._secret)
         files.make_own_folder(self._folder)
         leave_about(self._folder, self._about)
         self._sweep()

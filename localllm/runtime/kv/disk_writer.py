@@ -15,6 +15,8 @@ from collections.abc import Iterable
 
 from localllm.runtime.kv.blocks import Key
 from localllm.runtime.kv.disk_files import SWEEP_S, BlockFiles
+from localllm.runtime.kv.disk_folder import trouble_with
+from localllm.runtime.kv.disk_index import Found
 from localllm.runtime.kv.disk_queue import QUEUE_BYTES, Write, WriteQueue
 from localllm.runtime.kv.disk_uses import WRITE_DOWN_EVERY_S
 
@@ -41,6 +43,7 @@ class Writer:
         self._give_up_s: float | None = None  # time.monotonic() at which what is left is dropped
         self._rest_until_s, self._rest_s = 0.0, _REST_S
         self._n_in_a_row = 0
+        self._is_told = False  # of failures, since something was written
         self._thread = threading.Thread(target=self._run, name="localllm-kv-write", daemon=True)
 
     def start(self) -> None:
@@ -169,12 +172,10 @@ class Writer:
         try:
             if self.pending(key) is write and write.blob is not None:  # else cleared, set aside, or to be pinned
                 written = self.files.write(write, write.blob)
-                self._n_in_a_row, self._rest_s, self.failure = 0, _REST_S, ""
                 if written is None:
                     self.n_dropped += 1
                 else:
-                    self.n_written += 1
-                    self.written_bytes += written.n_bytes
+                    self._succeeded(written)
                     if self.pending(key) is not write:  # without the condition: nobody must wait for the disk
                         self.files.take_back(written)
         except Exception as error:  # counted before the block stops to wait
@@ -185,17 +186,25 @@ class Writer:
                 self._queue.done(write)
                 self._changed.notify_all()
 
+    def _succeeded(self, written: Found) -> None:
+        self._n_in_a_row, self._rest_s, self.failure, self._is_told = 0, _REST_S, "", False
+        self.n_written += 1
+        self.written_bytes += written.n_bytes
+
     def _failed(self, error: Exception) -> None:
-        """Take note that something could not be written; rest when that is no accident."""
+        """Take note that something could not be written, and tell it once; rest when that is no accident."""
         number, text = (error.errno, error.strerror) if isinstance(error, OSError) else (None, None)
+        why = text or type(error).__name__
         self.n_failed += 1
         self._n_in_a_row += 1
         self.files.prepare_anew()
+        if not self._is_told:
+            told = trouble_with(self.files.root) or f"{self.files.root}: {why}"
+            logger.warning("what is kept of prompts could not be written to disk: %s", told)
+            self._is_told = True
         if self._n_in_a_row < _FAILURES and number not in _AT_ONCE:
             return
-        if not self.failure:
-            logger.warning("nothing is written to the disk tier for now: %s", text or type(error).__name__)
-        self.failure = text or type(error).__name__
+        self.failure = why
         self._rest_until_s = time.monotonic() + self._rest_s
         self._rest_s = min(2 * self._rest_s, _MOST_REST_S)
         self.drop_all()

@@ -209,7 +209,7 @@ class Reader:
             try:
                 work()
             except Exception as error:  # whatever it is, what comes after must still be done
-                logger.warning("the disk tier could not be asked: %s", type(error).__name__)
+                logger.warning("what is kept on disk could not be asked for: %s", type(error).__name__)
             del work  # and with it the bytes that it read
 
     def _work(self) -> Callable[[], None] | None:

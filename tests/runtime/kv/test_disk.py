@@ -208,9 +208,9 @@ def test_everything_is_the_users_alone(folder: Path, disk: DiskTier) -> None:
         os.umask(old)
     disk.close(flush_s=1)
     assert stat.S_IMODE(folder.lstat().st_mode) == 0o700
+    assert files_in(folder, "daily.lock")
     for path in folder.rglob("*"):
-        if path.suffix != ".lock":
-            assert stat.S_IMODE(path.lstat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+        assert stat.S_IMODE(path.lstat().st_mode) == (0o700 if path.is_dir() else 0o600), path
 
 
 def test_the_disk_being_full_costs_no_more_than_the_block_and_ends(
@@ -237,12 +237,32 @@ def test_the_disk_being_full_costs_no_more_than_the_block_and_ends(
     assert read_anew(folder, block_of(2)) == blob_of(block_of(2))
 
 
-def test_an_almost_full_disk_is_left_to_others(folder: Path, disk: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_files, "SPARE_BYTES", 1 << 60)
+def test_what_always_stays_free_is_left_to_others_and_said(
+    folder: Path, disk: DiskTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.statvfs(folder)
+    small = os.statvfs_result((4096, 4096, 15000, 14648, 14648, *real[5:]))
+    monkeypatch.setattr(os, "statvfs", lambda path: small)
     write(disk, block_of(1))
     assert disk.stats().n_failed == 1
-    assert "full" in disk.stats().failure
+    assert disk.stats().failure == "60 MB are free there, and 67 MB always stay free"
     assert not files_in(folder)
+
+
+def test_a_failed_write_is_told_once_and_again_after_one_that_went_well(
+    folder: Path, disk: DiskTier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def too_large(path: Path, parts: tuple[bytes, ...], used_s: float) -> None:
+        raise OSError(errno.EFBIG, "File too large")
+
+    told = f"what is kept of prompts could not be written to disk: {folder}: File too large"
+    for number in (1, 2):
+        with monkeypatch.context() as patch:
+            patch.setattr(disk_files, "write_file", too_large)
+            write(disk, *chain_of(number, 2), *chain_of(number + 4, 2))  # of each, the second finds no first there
+        assert caplog.messages == [told] * number
+        write(disk, block_of(number))
+    assert disk.stats().n_failed == 4
 
 
 @pytest.mark.parametrize("call", ["open", "fsync", "utime", "replace", "write"])

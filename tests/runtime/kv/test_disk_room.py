@@ -291,7 +291,7 @@ def test_a_folder_that_cannot_be_looked_at_raises_nothing(
     monkeypatch.setattr(os, "stat", fails)
     monkeypatch.setattr(os, "lstat", fails)
     disk = tier(folder, disk_bytes=None)
-    assert disk.stats().failure == os.strerror(number)
+    assert disk.stats().failure == f"{folder} cannot be used: {os.strerror(number)}"
     assert FolderRoom(folder, None, 1.0).limit_bytes > 0
     assert not disk.write(block_of(1), b"x", prefix_tokens=LONG_TOKENS, is_second_use=True)
     assert disk.clear() == (0, 0)
