@@ -22,6 +22,8 @@ from localllm.runtime.kv.ram import Note
 from localllm.runtime.kv.tiers import Tiers
 from localllm.runtime.service import Service
 from localllm.runtime.types import ChatRequest, CompletionRequest, GenerationOptions, GenerationRequest
+from localllm.worker import registry
+from localllm.worker.description import config_to_wire
 from localllm.worker.lifecycle import ModelEntry, ModelState
 from tests.cli.conftest import Opened, Result
 from tests.fake_engine import SPEC, fake_service
@@ -301,7 +303,7 @@ def test_a_private_document_is_pinned_in_the_servers_memory_only(cli: Cli, file:
     file.touch()
     tiers = TierConfig(ram_bytes=1 << 24, disk_dir=str(tmp_path / "kv"), disk_bytes=1 << 24, keeps_all=True)
     service = fake_service(config=RuntimeConfig(tiers=tiers))
-    worker = FakeWorker("fake", service, model={"path": str(file), "config": {}})
+    worker = FakeWorker("fake", service, model={"path": str(file), "config": config_to_wire(LoadConfig())})
     document = "Rule one: be kind. Rule two: say what you know. " * 8
     with listening(FileSupervisor(worker)):
         told = cli("cache", "warm", str(file), "-", "--private", stdin=document)
@@ -326,4 +328,46 @@ def test_a_server_that_keeps_its_clients_apart_is_not_warmed_from_here(cli: Cli,
 
 def test_a_server_whose_clients_share_says_nothing_of_that(cli: Cli, local: Local, file: Path) -> None:
     told = cli("cache", "explain", str(file), "-", stdin="Rule one: be kind.")
-    assert (told.code, told.err) == (0, "")
+    assert (told.code, "keeps its clients apart" in told.err) == (0, False)
+
+
+@pytest.mark.parametrize("verb", ["explain", "warm"])
+@pytest.mark.parametrize(
+    "flags", [["--ctx", "512"], ["--kv", "q8_0"], ["--gpu", "off"], ["--threads", "3"], ["--deterministic"]]
+)
+def test_a_server_with_other_settings_is_passed_over_as_by_run_and_that_is_said(
+    cli: Cli, opened: Opened, local: Local, file: Path, verb: str, flags: list[str]
+) -> None:
+    told = cli("cache", verb, str(file), "-", *flags, stdin="Rule one: be kind.")
+    name = flags[0].removeprefix("--")
+    assert f"not through the server at http://127.0.0.1:8080: The server holds fake with {name}" in told.err
+    assert (len(opened.calls), local.worker.requests, local.worker.calls) == (1, [], [])
+
+
+@pytest.mark.parametrize("verb", ["explain", "warm"])
+def test_of_several_servers_the_one_with_the_wished_settings_is_taken(
+    cli: Cli, opened: Opened, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    with (
+        listening(supervisor_of(file, config=LoadConfig(ctx=4096))) as first,
+        listening(supervisor_of(file, config=LoadConfig(ctx=2048)), tmp_path / "s.sock") as second,
+    ):
+        both = registry.running()
+        for records in (both, both[::-1]):
+            monkeypatch.setattr(registry, "running", lambda found=records: found)
+            told = cli("cache", verb, str(file), "-", "--ctx", "2048", stdin="Rule one: be kind.")
+            assert told.code == 0
+            assert "through the server at" in told.err
+        assert (first.worker.requests, first.worker.calls, opened.calls) == ([], [], [])
+        assert second.worker.calls
+
+
+@pytest.mark.parametrize("verb", ["explain", "warm"])
+def test_a_prompt_that_the_server_has_no_room_for_is_looked_at_here(
+    cli: Cli, opened: Opened, local: Local, file: Path, verb: str
+) -> None:
+    short = cli("cache", verb, str(file), "-", stdin="x" * 4000)
+    assert (short.code, opened.calls) == (0, []), "no room for an answer is needed"
+    told = cli("cache", verb, str(file), "-", stdin="x" * 5000)
+    assert "its context of 4096 tokens is too short" in told.err
+    assert len(opened.calls) == 1

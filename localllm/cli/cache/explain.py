@@ -23,18 +23,19 @@ def explain(
 ) -> None:
     """Say how much of a prompt is known, where it lies, and why not more. Nothing is computed.
 
-    A running server that holds the model is asked; else the model is loaded, which knows what lies on disk.
+    The server is asked that `run` would go through with these flags; else the model is loaded, which knows what lies on
+    disk.
     """
     import msgspec
 
-    from localllm.cli.cache.models import isolating, opened
+    from localllm.cli.cache.models import Flags, isolating, opened
     from localllm.cli.cache.prompt_file import read_request
     from localllm.cli.keeping import own_options
     from localllm.cli.output import Answer, Notes
 
     notes = Notes(verbose=verbose)
     request = read_request(file, own_options(cache), notes)
-    with opened(model, load, cache, notes, in_process=no_server) as service:
+    with opened(model, Flags(load, cache, no_server), notes, request) as service:
         if url := isolating(service):
             notes.say(
                 f"note: the server at {url} keeps its clients apart (--no-shared-cache): this is what `run` and `chat` "

@@ -32,12 +32,13 @@ def warm(
 
     import msgspec
 
-    from localllm.cli.cache.models import isolating, opened
+    from localllm.cli.cache.models import Flags, isolating, opened
     from localllm.cli.cache.prompt_file import read_request
     from localllm.cli.keeping import own_options, tell_once, tier_config
     from localllm.cli.output import Answer, Notes
     from localllm.runtime.events import Event, Progress
     from localllm.runtime.service import Service
+    from localllm.runtime.warming import continued
 
     notes = Notes(quiet=quiet, verbose=verbose)
     request = read_request(file, own_options(cache), notes)
@@ -46,7 +47,7 @@ def warm(
         if isinstance(event, Progress):
             notes.progress(f"{event.done_tokens} of {event.total_tokens} tokens")
 
-    with opened(model, load, cache, notes, in_process=no_server, is_hashed=True) as service:
+    with opened(model, Flags(load, cache, no_server), notes, continued(request), is_hashed=True) as service:
         if url := isolating(service):
             raise UsageError(
                 f"The server at {url} keeps its clients apart (--no-shared-cache): none would find this.",
