@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from localllm.cli.cache.prompt_file import read_request
 from localllm.cli.output import Notes
 from localllm.errors import Unavailable
+from localllm.models import hashes
 from localllm.runtime.config import LoadConfig, RuntimeConfig, TierConfig
 from localllm.runtime.engine import EngineSpec
 from localllm.runtime.kv.blocks import NO_ROOT
@@ -219,22 +221,101 @@ def test_a_model_that_no_server_holds_is_loaded_here(cli: Cli, opened: Opened, t
     assert (name, config.ctx) == ("some-model", 2048)
 
 
-def test_what_is_warmed_here_and_not_on_disk_is_lost_and_that_is_said(cli: Cli, opened: Opened, tmp_path: Path) -> None:
-    (tmp_path / "m.gguf").write_bytes(b"GGUF")
-    told = cli("cache", "warm", str(tmp_path / "m.gguf"), "-", "--private", stdin="be kind to all")
-    assert told.code == 0
-    assert "kept: nowhere" in told.err
-    assert "nothing of it is kept" in told.err
+@pytest.fixture
+def stored(tmp_path: Path) -> str:
+    """A file that was there for a while, so that its hash is relied on."""
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"GGUF")
+    os.utime(path, (1_700_000_000, 1_700_000_000))
+    return str(path)
+
+
+@pytest.mark.parametrize("flags", [["--private"], ["--kv-disk", "off"], ["--kv-disk", "0"]])
+@pytest.mark.parametrize("where", [[], ["--no-server"]])
+def test_what_could_not_be_kept_is_refused_before_anything_is_loaded(
+    cli: Cli, opened: Opened, stored: str, flags: list[str], where: list[str]
+) -> None:
+    told = cli("cache", "warm", stored, "-", *flags, *where, stdin="be kind to all")
+    assert (told.code, opened.calls) == (2, [])
+    assert flags[0] in told.err
+    assert f"hint: localllm serve {stored} first" in told.err
+
+
+def test_a_file_that_was_just_written_is_waited_for(cli: Cli, opened: Opened, stored: str) -> None:
+    os.utime(stored)
+    cli("cache", "warm", stored, "-", stdin="be kind to all")
+    assert hashes.known(Path(stored)) is not None
+    assert len(opened.calls) == 1
+
+
+def test_a_file_whose_hash_cannot_be_relied_on_is_refused_with_the_reason(
+    cli: Cli, opened: Opened, stored: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead_s = time.time() + 86_400
+    os.utime(stored, (ahead_s, ahead_s))
+    told = cli("cache", "warm", stored, "-", stdin="be kind to all")
+    assert (told.code, "lies ahead" in told.err, f"touch {stored}" in told.err) == (3, True, True)
+    os.utime(stored, (1_700_000_000, 1_700_000_000))
+    monkeypatch.setattr(hashes, "_remember", lambda *_: None)
+    told = cli("cache", "warm", stored, "-", stdin="be kind to all")
+    assert (told.code, "cannot be remembered" in told.err) == (3, True)
+    assert opened.calls == []
+
+
+def _with_disk(monkeypatch: pytest.MonkeyPatch, **disk: int | str) -> None:
+    """Let services say this of a disk tier."""
+    real = Service.cache_stats
+    stats = {"folder": "/kv", "limit_bytes": 1000, "used_bytes": 990, "failure": "", "n_failed": 0, **disk}
+    monkeypatch.setattr(Service, "cache_stats", lambda self: replace(real(self), disk=stats))
+
+
+def test_a_folder_that_is_of_no_use_is_named_before_anything_is_computed(
+    cli: Cli, opened: Opened, stored: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _with_disk(monkeypatch, failure="Permission denied")
+    told = cli("cache", "warm", stored, "-", stdin="be kind to all")
+    assert (told.code, opened.prompts) == (1, [])
+    assert "/kv cannot be used: Permission denied" in told.err
+
+
+@pytest.mark.parametrize("form", [[], ["--json"], ["--quiet"]])
+def test_a_document_of_which_nothing_is_kept_is_a_failure_with_the_reason(
+    cli: Cli, opened: Opened, stored: str, monkeypatch: pytest.MonkeyPatch, form: list[str]
+) -> None:
+    _with_disk(monkeypatch)
+    told = cli("cache", "warm", stored, "-", *form, stdin="be kind to all")
+    assert told.code == 1
+    assert "error: Nothing of it is kept: there is no room for it in /kv: 990 B of 1.0 kB are used" in told.err
+    assert form != ["--json"] or told.json()["is_pinned"] is False
+
+
+def test_what_the_disk_did_not_take_is_not_called_a_want_of_room(
+    cli: Cli, opened: Opened, stored: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _with_disk(monkeypatch, n_failed=1)
+    assert "is kept: /kv did not take it" in cli("cache", "warm", stored, "-", stdin="be kind to all").err
+
+
+def test_a_server_that_keeps_nothing_says_why(cli: Cli, opened: Opened, file: Path) -> None:
+    file.touch()
+    service = fake_service(config=RuntimeConfig(tiers=TierConfig(ram_bytes=0)))
+    model = {"path": str(file), "config": config_to_wire(LoadConfig())}
+    with listening(FileSupervisor(FakeWorker("fake", service, model=model))):
+        told = cli("cache", "warm", str(file), "-", stdin="be kind to all")
+    assert told.code == 1
+    assert "nothing of this model goes to disk" in told.err
+    assert "and --kv-ram off" in told.err
 
 
 def test_what_found_no_room_on_disk_is_told(
-    cli: Cli, opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, opened: Opened, stored: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "m.gguf").write_bytes(b"GGUF")
     in_part = Warmed(100, 100, {}, {"device": 100, "ram": 100, "disk": 64}, is_pinned=True)
     monkeypatch.setattr(Service, "warm", lambda *_: in_part)
-    told = cli("cache", "warm", str(tmp_path / "m.gguf"), "-", stdin="be kind to all")
-    assert "only its first 64 tokens are kept" in told.err
+    _with_disk(monkeypatch)
+    told = cli("cache", "warm", stored, "-", stdin="be kind to all")
+    assert told.code == 0
+    assert "only its first 64 tokens are kept: there is no room for it in /kv" in told.err
 
 
 def read(path: Path) -> GenerationRequest:

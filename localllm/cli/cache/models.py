@@ -35,12 +35,13 @@ class Flags:
 
 @contextmanager
 def opened(
-    model: str, flags: Flags, notes: Notes, request: GenerationRequest, *, is_hashed: bool = False
+    model: str, flags: Flags, notes: Notes, request: GenerationRequest, *, must_last: bool = False
 ) -> Iterator[Service | RemoteService]:
     """Give the model until the block ends, in the server that `run` would take for this prompt, else loaded here.
 
-    `is_hashed`: see to it that the file's hash is known: without it nothing goes to disk. Raises: what loading raises.
+    `must_last`: not where nothing of what is computed could be kept. Raises: what loading raises; as `require_disk`.
     """
+    from localllm.cli.cache.lasting import require_disk
     from localllm.cli.keeping import tier_config
     from localllm.cli.opening import Opener
     from localllm.cli.wishes import load_config
@@ -51,19 +52,11 @@ def opened(
     wanted = replace(request, options=replace(request.options, max_tokens=1))  # nothing is answered
     service: Service | RemoteService | None = opener.find(model, config, wanted)
     if service is None:
-        if is_hashed:
-            _hash(model)
+        if must_last:
+            require_disk(model, flags.cache)
         service = opener.load(model, config, wanted)
     with service:
         yield service
-
-
-def _hash(model: str) -> None:
-    from localllm.cli.signals import in_thread
-    from localllm.models.hashes import sha256_of
-    from localllm.models.resolve import resolve
-
-    in_thread(lambda: sha256_of(resolve(model).path))
 
 
 def isolating(service: Service | RemoteService) -> str | None:
