@@ -14,7 +14,7 @@ import pytest
 
 from localllm.cli.cache.prompt_file import read_request
 from localllm.cli.output import Notes
-from localllm.errors import Unavailable
+from localllm.errors import Unavailable, UsageError
 from localllm.models import hashes
 from localllm.runtime.config import LoadConfig, RuntimeConfig, TierConfig
 from localllm.runtime.engine import EngineSpec
@@ -336,10 +336,48 @@ def test_a_request_is_read_as_the_server_would(tmp_path: Path) -> None:
     request = read(path)
     assert isinstance(request, ChatRequest)
     assert request.messages[0]["content"] == "Be kind."
-    path.write_text('{"name": "a document that happens to be JSON"}')
+
+
+BROKEN = (
+    '{"messages": [{"role": "user", "content": "hi"}],}',
+    '{"messages": [',
+    "{'messages': []}",
+    ' {\n "prompt": "x"',
+)
+FOREIGN = ('{"foo": 1}', "{}", "[1,2]", '[{"role": "user", "content": "hi"}]')
+
+
+@pytest.mark.parametrize("text", [*BROKEN, *FOREIGN])
+@pytest.mark.parametrize("name", ["f.json", "f.txt", "-"])
+def test_json_that_is_no_request_is_no_document_either(cli: Cli, tmp_path: Path, text: str, name: str) -> None:
+    (tmp_path / "f.json").write_text(text)
+    (tmp_path / "f.txt").write_text(text)
+    file = "-" if name == "-" else str(tmp_path / name)
+    for verb in ("explain", "warm"):
+        told = cli("cache", verb, "nothing", file, stdin=text)
+        assert told.code == 2
+        assert told.err.startswith(f"error: {'stdin' if name == '-' else file} ")
+        assert ("is JSON with neither" if text in FOREIGN else "was to be JSON, and is none") in told.err
+        assert 'hint: put it as {"messages": [' in told.err
+
+
+def test_a_broken_request_is_told_with_the_place(cli: Cli, tmp_path: Path) -> None:
+    told = cli("cache", "explain", "nothing", "-", stdin='{"messages": [],\n}')
+    assert "line " in told.err
+    assert "column " in told.err
+
+
+@pytest.mark.parametrize(
+    "text", ["Be kind.", "{{ name }} is kind", "{% if x %}", "{ int x; }", "[1] A note", "42", "[x]"]
+)
+def test_plain_text_stays_plain_text_unless_its_file_says_json(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "f.txt"
+    path.write_text(text)
     request = read(path)
     assert isinstance(request, ChatRequest)
-    assert request.messages[0]["role"] == "system"
+    assert request.messages[0] == {"role": "system", "content": text}
+    with pytest.raises(UsageError, match="JSON"):
+        read(path.rename(tmp_path / "f.JSON"))
 
 
 def test_what_a_body_says_beside_its_prompt_holds(tmp_path: Path) -> None:
