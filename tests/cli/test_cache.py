@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
+import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -28,7 +30,7 @@ from localllm.worker import registry
 from localllm.worker.description import config_to_wire
 from localllm.worker.lifecycle import ModelEntry, ModelState
 from tests.cli.conftest import Opened, Result
-from tests.fake_engine import SPEC, fake_service
+from tests.fake_engine import SPEC, FakeEngine, fake_service
 from tests.server.fakes import FakeWorker
 from tests.worker.local import FileSupervisor, Local, listening, supervisor_of
 
@@ -490,3 +492,39 @@ def test_a_prompt_that_the_server_has_no_room_for_is_looked_at_here(
     told = cli("cache", verb, str(file), "-", stdin="x" * 5000)
     assert "its context of 4096 tokens is too short" in told.err
     assert len(opened.calls) == 1
+
+
+def _interrupting(n_forwards: int) -> Callable[[object], None]:
+    seen: list[object] = []
+
+    def on_forward(batch: object) -> None:
+        seen.append(batch)
+        time.sleep(0.02)
+        if len(seen) == n_forwards:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return on_forward
+
+
+def test_ctrl_c_tells_what_stays_in_the_server(cli: Cli, file: Path) -> None:
+    engine = FakeEngine(script=lambda tokens: ord("x"), on_forward=_interrupting(3))
+    with listening(supervisor_of(file, engine)):
+        told = cli("cache", "warm", str(file), "-", stdin="x" * 3000)
+    assert told.code == 130
+    assert re.search(r"interrupted; of what was computed stay, .*: \d+ on the device, \d+ in RAM\n", told.err)
+
+
+def test_ctrl_c_tells_that_nothing_stays_of_what_ends_with_the_command(cli: Cli, opened: Opened, stored: str) -> None:
+    opened.on_forward = _interrupting(3)
+    told = cli("cache", "warm", stored, "-", stdin="x" * 3000)
+    assert told.code == 130
+    assert "interrupted; of what was computed stay, until others need the room: nothing\n" in told.err
+    opened.on_forward = _interrupting(3)
+    assert "interrupted" not in cli("cache", "warm", stored, "-", "--quiet", stdin="x" * 3000).err
+
+
+def test_places_are_told_in_words(cli: Cli, local: Local, file: Path) -> None:
+    assert re.search(
+        r"kept: \d+ on the device, \d+ in RAM\n", cli("cache", "warm", str(file), "-", stdin="x" * 300).err
+    )
+    assert re.search(r"\d+ from the device", cli("cache", "explain", str(file), "-", stdin="x" * 300).out)

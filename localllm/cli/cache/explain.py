@@ -10,6 +10,8 @@ from localllm.cli.options import CacheFlags, Json, LoadFlags, Model, NoServer, V
 if TYPE_CHECKING:
     from localllm.runtime.kv.explain import Explanation
 
+_PLACES = {"device": "the device", "ram": "RAM", "disk": "disk"}
+
 
 def explain(
     model: Model,
@@ -51,7 +53,7 @@ def explain(
 def _lines(told: Explanation) -> str:
     from localllm.cli.tables import ago, pairs
 
-    known = ", ".join(f"{n} from {tier}" for tier, n in told.known_tokens.items() if n) or "none"
+    known = ", ".join(f"{n} from {_PLACES[tier]}" for tier, n in told.known_tokens.items() if n) or "none"
     lines = {
         "prompt": f"{told.n_prompt_tokens} tokens",
         "known": f"{told.n_known_tokens} tokens ({known})" if told.n_known_tokens else "0 tokens",

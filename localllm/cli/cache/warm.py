@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from localllm.cli.cache.prompt_file import PromptFile
@@ -78,10 +79,12 @@ def _check(service: Service | RemoteService) -> None:
 
 def _warmed(service: Service | RemoteService, request: GenerationRequest, notes: Notes) -> Warmed:
     """Compute it; return what is kept of it once this command has ended."""
+    from contextlib import suppress
     from dataclasses import replace
 
+    from localllm.cli.signals import Stopped
     from localllm.runtime.events import Event, Progress
-    from localllm.runtime.service import Service
+    from localllm.runtime.warming import continued
 
     def tell(event: Event) -> None:
         if isinstance(event, Progress):
@@ -89,17 +92,32 @@ def _warmed(service: Service | RemoteService, request: GenerationRequest, notes:
 
     try:
         warmed = service.warm(request, tell)
+    except Stopped:
+        notes.clear()
+        with suppress(LocalLLMError):
+            kept = _lasting(service, service.kept(continued(request)))
+            notes.say(f"interrupted; of what was computed stay, until others need the room: {_places(kept)}")
+        raise
     finally:
         notes.clear()
-    if not isinstance(service, Service):
-        return warmed
-    on_disk = {tier: n for tier, n in warmed.kept_tokens.items() if tier == "disk"}
-    return replace(warmed, kept_tokens=on_disk, is_pinned=any(on_disk.values()))
+    kept = _lasting(service, warmed.kept_tokens)
+    return replace(warmed, kept_tokens=kept, is_pinned=warmed.is_pinned and any(kept.values()))
+
+
+def _lasting(service: Service | RemoteService, kept: Mapping[str, int]) -> Mapping[str, int]:
+    """Return the tokens by tier without those that end with this process."""
+    from localllm.runtime.service import Service
+
+    return {tier: n for tier, n in kept.items() if tier == "disk"} if isinstance(service, Service) else kept
+
+
+def _places(kept: Mapping[str, int]) -> str:
+    return ", ".join(f"{n} {_PLACES[tier]}" for tier, n in kept.items() if n) or "nothing"
 
 
 def _tell(warmed: Warmed, notes: Notes) -> None:
-    kept = ", ".join(f"{n} {_PLACES[tier]}" for tier, n in warmed.kept_tokens.items() if n) or "nowhere"
-    notes.say(f"{warmed.n_tokens} tokens, {warmed.n_computed_tokens} of them computed now; kept: {kept}")
+    computed = f"{warmed.n_tokens} tokens, {warmed.n_computed_tokens} of them computed now"
+    notes.say(f"{computed}; kept: {_places(warmed.kept_tokens)}")
     if warmed.is_pinned and not warmed.kept_tokens.get("disk"):
         notes.say("it lies in the server's memory only, until the model is closed there")
 
