@@ -59,7 +59,7 @@ def build_app(verbs: Sequence[str], groups: Sequence[str]) -> typer.Typer:
     )
     app.callback()(_root)
     for verb in verbs:
-        app.command(verb)(command(getattr(import_module(f"localllm.cli.{verb}"), verb)))
+        app.command(verb)(command(getattr(import_module(f"localllm.cli.{verb}"), verb), verb))
     for group in groups:
         app.add_typer(import_module(f"localllm.cli.{group}").build(), name=group)
     return app

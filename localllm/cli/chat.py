@@ -120,11 +120,11 @@ def _talk(session: Session, lines: Lines, attached: str) -> None:
             if not _may_go_on(after.cause):
                 raise
             was_stopped = isinstance(after.cause, Stopped) and after.cause.number == signal.SIGINT
-            tell(after.cause, Manner())
+            tell(after.cause, Manner(verb="chat"))
         except OutputClosed:
             raise
         except Exception as error:  # whatever it is: the conversation is not lost for it
-            tell(error, Manner())
+            tell(error, Manner(verb="chat"))
     raise LocalLLMError("The model's engine has stopped.", "start the chat again; /save keeps a conversation")
 
 

@@ -15,8 +15,8 @@ Origin = Annotated[bool, option("--origin", help="Where each value comes from: d
 def build() -> typer.Typer:
     """Return the group of verbs."""
     app = typer.Typer(help="Show the settings and their file.", no_args_is_help=True)
-    app.command("show")(command(show))
-    app.command("path")(command(path))
+    app.command("show")(command(show, "config show"))
+    app.command("path")(command(path, "config path"))
     return app
 
 

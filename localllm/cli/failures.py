@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,15 @@ from localllm.errors import LocalLLMError, TimedOut, UsageError
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How a command that fails says so: in a JSON document too, as an event, with the traceback."""
+    """How a command that fails says so: in a JSON document too, as an event, with the traceback.
+
+    `verb`: what was typed after `localllm`, for hints; "" where that is not known.
+    """
 
     json: bool = False
     jsonl: bool = False
     verbose: bool = False
+    verb: str = ""
 
 
 class Interrupted(LocalLLMError):
@@ -50,7 +54,7 @@ def told(manner: Manner) -> Iterator[None]:
     except (typer.Exit, typer.Abort, typer.TyperException):
         raise
     except AfterOutput as after:
-        raise typer.Exit(tell(after.cause, Manner(verbose=manner.verbose))) from None
+        raise typer.Exit(tell(after.cause, replace(manner, json=False, jsonl=False))) from None
     except Stopped as stop:
         raise typer.Exit(tell(stop, manner)) from None
     except Exception as error:
@@ -66,6 +70,8 @@ def tell(error: Exception | Stopped, manner: Manner) -> int:
     if isinstance(error, OutputClosed):
         return CLOSED_EXIT_CODE
     failure = _as_failure(error)
+    if manner.verb and failure.hint.startswith("--no-server"):  # said where the verb is not known
+        failure.hint = f"localllm {manner.verb} {failure.hint}"
     if manner.verbose and failure is not error:
         import traceback
 

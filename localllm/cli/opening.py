@@ -1,4 +1,4 @@
-"""A model for `run` and `chat`: in a running server that holds it, else loaded in this process."""
+"""A model for a verb: in a running server that holds it as the flags say, else loaded in this process."""
 
 from __future__ import annotations
 
@@ -129,14 +129,13 @@ class Opener:
 
         Raises: what loading raises; Stopped, where a signal came meanwhile.
         """
-        remote = None if self._in_process else self._find(model, config, sized_for)
-        return self._load(model, config, sized_for) if remote is None else remote
+        return self.find(model, config, sized_for) or self.load(model, config, sized_for)
 
-    def _find(self, model: str, config: LoadConfig, sized_for: Request | None) -> RemoteService | None:
-        """Return the model where a running server of this user holds it with these settings."""
+    def find(self, model: str, config: LoadConfig, sized_for: Request | None) -> RemoteService | None:
+        """Return the model where a running server of this user holds it with these settings, if one is to be asked."""
         from localllm.worker import registry
 
-        records = registry.running()
+        records = [] if self._in_process else registry.running()
         if not records:
             return None
         from localllm import __version__
@@ -161,8 +160,11 @@ class Opener:
             self._tell(f"not through the server at {record.url}: {why.rstrip('.')}")
         return None
 
-    def _load(self, model: str, config: LoadConfig, sized_for: Request | None) -> Service:
-        """Load a model beside the main thread, which stays open to signals and the time limit."""
+    def load(self, model: str, config: LoadConfig, sized_for: Request | None) -> Service:
+        """Load a model beside the main thread, which stays open to signals and the time limit.
+
+        Raises: as `open`.
+        """
         from localllm.cli.signals import in_thread
 
         def load() -> Service:

@@ -256,8 +256,8 @@ class OutputFlags:
     ] = None
 
 
-def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Return `function` as a verb: flag groups become one flag a field, failures become sentences."""
+def command(function: Callable[..., None], verb: str) -> Callable[..., None]:
+    """Return `function` as a verb of that name: flag groups become one flag a field, failures become sentences."""
     hints = get_type_hints(function, include_extras=True)
     groups: dict[str, type] = {}
     flat: list[inspect.Parameter] = []
@@ -271,7 +271,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def call(**values: Any) -> None:
-        manner = Manner(bool(values.get("json")), bool(values.get("jsonl")), bool(values.get("verbose")))
+        manner = Manner(bool(values.get("json")), bool(values.get("jsonl")), bool(values.get("verbose")), verb)
         for name, kind in groups.items():
             values[name] = kind(**{field.name: values.pop(field.name) for field in fields(kind)})
         with told(manner):

@@ -136,7 +136,7 @@ def missing(name: str) -> TemplateError:
     """Return the refusal of a chat with a model that has no chat template."""
     return TemplateError(
         f"{name} has no chat template, so it cannot chat.",
-        "give a template with --template FILE, or plain text with localllm run --raw",
+        "--template FILE gives it one; without, it goes on with plain text (run --raw, or JSON with prompt)",
     )
 
 

@@ -16,6 +16,7 @@ _KIND, _VERSION = "hashes", 2
 _MAX_ENTRIES = 1000
 _CHUNK_BYTES = 1 << 20
 _SETTLED_NS = 2_000_000_000
+_TICK_NS = 10_000_000  # of the clocks of files and processes
 
 
 def known(path: Path, store: Store | None = None) -> str | None:
@@ -43,6 +44,19 @@ def sha256_of(path: Path, store: Store | None = None) -> str:
         with contextlib.suppress(OSError, lock.Busy):
             _remember(store, _key(path), before, digest)
     return digest
+
+
+def learn(path: Path, store: Store | None = None) -> bool:
+    """Hash `path` so that the hash is `known` from now on, waiting until a file that was just written has settled.
+
+    False = it cannot be: its time lies ahead, it is still being written, or the hash cannot be. Raises OSError.
+    """
+    unsettled_ns = _SETTLED_NS - (time.time_ns() - os.stat(path).st_mtime_ns)
+    if unsettled_ns >= 2 * _SETTLED_NS:
+        return False
+    time.sleep(max(0, unsettled_ns + _TICK_NS) / 1e9)
+    sha256_of(path, store)
+    return known(path, store) is not None
 
 
 def hash_file(path: Path) -> str:

@@ -88,17 +88,17 @@ def document_tokens(request: Request, tokens_of: Callable[[Request], Tokens]) ->
         raise UsageError("What stands between two texts cannot be warmed.", "leave suffix out", field="suffix")
     if isinstance(request, CompletionRequest) and not isinstance(request.prompt, str):
         return list(tokens_of(request))
-    first, *others = [list(tokens_of(_continued(request, text))) for text in _CONTINUATIONS]
+    first, *others = [list(tokens_of(continued(request, text))) for text in _CONTINUATIONS]
     n_common = min(common_prefix(first, other) for other in others)
     if n_common == 0:
         raise UsageError("Prompts that go on after this one have no beginning in common.", "give a longer text")
     return first[:n_common]
 
 
-def _continued(request: GenerationRequest, text: str) -> GenerationRequest:
+def continued(request: GenerationRequest, text: str = _CONTINUATIONS[0]) -> GenerationRequest:
+    """Return a request that begins with another one and goes on with `text`, or with nothing after ids."""
     if isinstance(request, CompletionRequest):
-        assert isinstance(request.prompt, str)
-        return replace(request, prompt=request.prompt + text)
+        return replace(request, prompt=request.prompt + text) if isinstance(request.prompt, str) else request
     *before, last = request.messages or ({},)
     if last.get("role") != "user":
         return replace(request, messages=(*request.messages, {"role": "user", "content": text.strip()}))

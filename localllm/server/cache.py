@@ -106,6 +106,8 @@ def decoded(data: bytes, names: Collection[str]) -> Body[Any]:
 
     Raises: UsageError for what is neither.
     """
+    if "messages" not in names and "prompt" not in names:
+        raise UsageError("There are neither messages nor a prompt.", "send messages, or prompt")
     kind: type[ChatBody | CompletionBody] = ChatBody if "messages" in names else CompletionBody
     return decode(data, kind)
 

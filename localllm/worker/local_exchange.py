@@ -13,6 +13,7 @@ from localllm.runtime.stream import TokenStream, rebuild
 from localllm.runtime.types import Request
 from localllm.worker.local_connection import Connection
 from localllm.worker.protocol import (
+    HERE_HINT,
     AnyFrame,
     BadFrame,
     Call,
@@ -90,7 +91,7 @@ class Exchange:
         except OSError:
             self._end(self._gone())
         except BadFrame as error:
-            raise LocalLLMError(f"The request is too large for the server: {error}.", "--no-server") from None
+            raise LocalLLMError(f"The request is too large for the server: {error}.", HERE_HINT) from None
 
     def _send_if_alive(self, frame: Frame) -> None:
         if self._death is None:
@@ -153,10 +154,7 @@ class Exchange:
             waiting.answered.set()
 
     def _gone(self) -> ServerUnreachable:
-        return ServerUnreachable(
-            f"The server at {self._url} is gone, and with it what it was answering.",
-            "localllm run --no-server loads the model here",
-        )
+        return ServerUnreachable(f"The server at {self._url} is gone, and with it what it was answering.", HERE_HINT)
 
 
 @dataclass(slots=True)

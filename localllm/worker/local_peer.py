@@ -15,6 +15,7 @@ from localllm.runtime import events
 from localllm.runtime.stream import told
 from localllm.worker.description import differences, entry_to_wire
 from localllm.worker.protocol import (
+    HERE_HINT,
     LENGTH,
     MAX_FRAME_BYTES,
     VERSION,
@@ -285,5 +286,4 @@ def _name_of(argument: Any) -> str:
 
 
 def _draining() -> Unavailable:
-    hint = "localllm run --no-server loads the model here"
-    return Unavailable("The server is stopping.", hint, code="draining")
+    return Unavailable("The server is stopping.", HERE_HINT, code="draining")

@@ -23,6 +23,8 @@ from localllm.runtime.types import ChatRequest, CompletionRequest, EmbeddingRequ
 VERSION = 1
 LENGTH = struct.Struct("<I")
 MAX_FRAME_BYTES = 64 << 20
+HERE_HINT = "--no-server loads the model here"
+"""What helps where a server is gone or has no room; the command line puts the verb before it that was typed."""
 
 WireEvent: TypeAlias = list[Any]
 """An event as its index in `KINDS` and its fields in order."""

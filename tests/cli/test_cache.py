@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
+import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +16,8 @@ import pytest
 
 from localllm.cli.cache.prompt_file import read_request
 from localllm.cli.output import Notes
-from localllm.errors import Unavailable
+from localllm.errors import Unavailable, UsageError
+from localllm.models import hashes
 from localllm.runtime.config import LoadConfig, RuntimeConfig, TierConfig
 from localllm.runtime.kv.blocks import NO_ROOT
 from localllm.runtime.kv.explain import Warmed
@@ -21,9 +25,11 @@ from localllm.runtime.kv.ram import Note
 from localllm.runtime.kv.tiers import Tiers
 from localllm.runtime.service import Service
 from localllm.runtime.types import ChatRequest, CompletionRequest, GenerationOptions, GenerationRequest
+from localllm.worker import registry
+from localllm.worker.description import config_to_wire
 from localllm.worker.lifecycle import ModelEntry, ModelState
 from tests.cli.conftest import Opened, Result
-from tests.fake_engine import SPEC, fake_service
+from tests.fake_engine import SPEC, FakeEngine, fake_service
 from tests.server.fakes import FakeWorker
 from tests.worker.local import FileSupervisor, Local, listening, supervisor_of
 
@@ -266,22 +272,101 @@ def test_a_model_that_no_server_holds_is_loaded_here(cli: Cli, opened: Opened, t
     assert (name, config.ctx) == ("some-model", 2048)
 
 
-def test_what_is_warmed_here_and_not_on_disk_is_lost_and_that_is_said(cli: Cli, opened: Opened, tmp_path: Path) -> None:
-    (tmp_path / "m.gguf").write_bytes(b"GGUF")
-    told = cli("cache", "warm", str(tmp_path / "m.gguf"), "-", "--private", stdin="be kind to all")
-    assert told.code == 0
-    assert "kept: nowhere" in told.err
-    assert "nothing of it is kept" in told.err
+@pytest.fixture
+def stored(tmp_path: Path) -> str:
+    """A file that was there for a while, so that its hash is relied on."""
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"GGUF")
+    os.utime(path, (1_700_000_000, 1_700_000_000))
+    return str(path)
+
+
+@pytest.mark.parametrize("flags", [["--private"], ["--kv-disk", "off"], ["--kv-disk", "0"]])
+@pytest.mark.parametrize("where", [[], ["--no-server"]])
+def test_what_could_not_be_kept_is_refused_before_anything_is_loaded(
+    cli: Cli, opened: Opened, stored: str, flags: list[str], where: list[str]
+) -> None:
+    told = cli("cache", "warm", stored, "-", *flags, *where, stdin="be kind to all")
+    assert (told.code, opened.calls) == (2, [])
+    assert flags[0] in told.err
+    assert f"hint: localllm serve {stored} first" in told.err
+
+
+def test_a_file_that_was_just_written_is_waited_for(cli: Cli, opened: Opened, stored: str) -> None:
+    os.utime(stored)
+    cli("cache", "warm", stored, "-", stdin="be kind to all")
+    assert hashes.known(Path(stored)) is not None
+    assert len(opened.calls) == 1
+
+
+def test_a_file_whose_hash_cannot_be_relied_on_is_refused_with_the_reason(
+    cli: Cli, opened: Opened, stored: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead_s = time.time() + 86_400
+    os.utime(stored, (ahead_s, ahead_s))
+    told = cli("cache", "warm", stored, "-", stdin="be kind to all")
+    assert (told.code, "lies ahead" in told.err, f"touch {stored}" in told.err) == (3, True, True)
+    os.utime(stored, (1_700_000_000, 1_700_000_000))
+    monkeypatch.setattr(hashes, "_remember", lambda *_: None)
+    told = cli("cache", "warm", stored, "-", stdin="be kind to all")
+    assert (told.code, "cannot be remembered" in told.err) == (3, True)
+    assert opened.calls == []
+
+
+def _with_disk(monkeypatch: pytest.MonkeyPatch, **disk: int | str) -> None:
+    """Let services say this of a disk tier."""
+    real = Service.cache_stats
+    stats = {"folder": "/kv", "limit_bytes": 1000, "used_bytes": 990, "failure": "", "n_failed": 0, **disk}
+    monkeypatch.setattr(Service, "cache_stats", lambda self: replace(real(self), disk=stats))
+
+
+def test_a_folder_that_is_of_no_use_is_named_before_anything_is_computed(
+    cli: Cli, opened: Opened, stored: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _with_disk(monkeypatch, failure="Permission denied")
+    told = cli("cache", "warm", stored, "-", stdin="be kind to all")
+    assert (told.code, opened.prompts) == (1, [])
+    assert "/kv cannot be used: Permission denied" in told.err
+
+
+@pytest.mark.parametrize("form", [[], ["--json"], ["--quiet"]])
+def test_a_document_of_which_nothing_is_kept_is_a_failure_with_the_reason(
+    cli: Cli, opened: Opened, stored: str, monkeypatch: pytest.MonkeyPatch, form: list[str]
+) -> None:
+    _with_disk(monkeypatch)
+    told = cli("cache", "warm", stored, "-", *form, stdin="be kind to all")
+    assert told.code == 1
+    assert "error: Nothing of it is kept: there is no room for it in /kv: 990 B of 1.0 kB are used" in told.err
+    assert form != ["--json"] or told.json()["is_pinned"] is False
+
+
+def test_what_the_disk_did_not_take_is_not_called_a_want_of_room(
+    cli: Cli, opened: Opened, stored: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _with_disk(monkeypatch, n_failed=1)
+    assert "is kept: /kv did not take it" in cli("cache", "warm", stored, "-", stdin="be kind to all").err
+
+
+def test_a_server_that_keeps_nothing_says_why(cli: Cli, opened: Opened, file: Path) -> None:
+    file.touch()
+    service = fake_service(config=RuntimeConfig(tiers=TierConfig(ram_bytes=0)))
+    model = {"path": str(file), "config": config_to_wire(LoadConfig())}
+    with listening(FileSupervisor(FakeWorker("fake", service, model=model))):
+        told = cli("cache", "warm", str(file), "-", stdin="be kind to all")
+    assert told.code == 1
+    assert "nothing of this model goes to disk" in told.err
+    assert "and --kv-ram off" in told.err
 
 
 def test_what_found_no_room_on_disk_is_told(
-    cli: Cli, opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, opened: Opened, stored: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "m.gguf").write_bytes(b"GGUF")
     in_part = Warmed(100, 100, {}, {"device": 100, "ram": 100, "disk": 64}, is_pinned=True)
     monkeypatch.setattr(Service, "warm", lambda *_: in_part)
-    told = cli("cache", "warm", str(tmp_path / "m.gguf"), "-", stdin="be kind to all")
-    assert "only its first 64 tokens are kept" in told.err
+    _with_disk(monkeypatch)
+    told = cli("cache", "warm", stored, "-", stdin="be kind to all")
+    assert told.code == 0
+    assert "only its first 64 tokens are kept: there is no room for it in /kv" in told.err
 
 
 def read(path: Path) -> GenerationRequest:
@@ -302,10 +387,48 @@ def test_a_request_is_read_as_the_server_would(tmp_path: Path) -> None:
     request = read(path)
     assert isinstance(request, ChatRequest)
     assert request.messages[0]["content"] == "Be kind."
-    path.write_text('{"name": "a document that happens to be JSON"}')
+
+
+BROKEN = (
+    '{"messages": [{"role": "user", "content": "hi"}],}',
+    '{"messages": [',
+    "{'messages': []}",
+    ' {\n "prompt": "x"',
+)
+FOREIGN = ('{"foo": 1}', "{}", "[1,2]", '[{"role": "user", "content": "hi"}]')
+
+
+@pytest.mark.parametrize("text", [*BROKEN, *FOREIGN])
+@pytest.mark.parametrize("name", ["f.json", "f.txt", "-"])
+def test_json_that_is_no_request_is_no_document_either(cli: Cli, tmp_path: Path, text: str, name: str) -> None:
+    (tmp_path / "f.json").write_text(text)
+    (tmp_path / "f.txt").write_text(text)
+    file = "-" if name == "-" else str(tmp_path / name)
+    for verb in ("explain", "warm"):
+        told = cli("cache", verb, "nothing", file, stdin=text)
+        assert told.code == 2
+        assert told.err.startswith(f"error: {'stdin' if name == '-' else file} ")
+        assert ("is JSON with neither" if text in FOREIGN else "was to be JSON, and is none") in told.err
+        assert 'hint: put it as {"messages": [' in told.err
+
+
+def test_a_broken_request_is_told_with_the_place(cli: Cli, tmp_path: Path) -> None:
+    told = cli("cache", "explain", "nothing", "-", stdin='{"messages": [],\n}')
+    assert "line " in told.err
+    assert "column " in told.err
+
+
+@pytest.mark.parametrize(
+    "text", ["Be kind.", "{{ name }} is kind", "{% if x %}", "{ int x; }", "[1] A note", "42", "[x]"]
+)
+def test_plain_text_stays_plain_text_unless_its_file_says_json(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "f.txt"
+    path.write_text(text)
     request = read(path)
     assert isinstance(request, ChatRequest)
-    assert request.messages[0]["role"] == "system"
+    assert request.messages[0] == {"role": "system", "content": text}
+    with pytest.raises(UsageError, match="JSON"):
+        read(path.rename(tmp_path / "f.JSON"))
 
 
 def test_what_a_body_says_beside_its_prompt_holds(tmp_path: Path) -> None:
@@ -350,7 +473,7 @@ def test_a_private_document_is_pinned_in_the_servers_memory_only(cli: Cli, file:
     file.touch()
     tiers = TierConfig(ram_bytes=1 << 24, disk_dir=str(tmp_path / "kv"), disk_bytes=1 << 24, keeps_all=True)
     service = fake_service(config=RuntimeConfig(tiers=tiers))
-    worker = FakeWorker("fake", service, model={"path": str(file), "config": {}})
+    worker = FakeWorker("fake", service, model={"path": str(file), "config": config_to_wire(LoadConfig())})
     document = "Rule one: be kind. Rule two: say what you know. " * 8
     with listening(FileSupervisor(worker)):
         told = cli("cache", "warm", str(file), "-", "--private", stdin=document)
@@ -375,4 +498,82 @@ def test_a_server_that_keeps_its_clients_apart_is_not_warmed_from_here(cli: Cli,
 
 def test_a_server_whose_clients_share_says_nothing_of_that(cli: Cli, local: Local, file: Path) -> None:
     told = cli("cache", "explain", str(file), "-", stdin="Rule one: be kind.")
-    assert (told.code, told.err) == (0, "")
+    assert (told.code, "keeps its clients apart" in told.err) == (0, False)
+
+
+@pytest.mark.parametrize("verb", ["explain", "warm"])
+@pytest.mark.parametrize(
+    "flags", [["--ctx", "512"], ["--kv", "q8_0"], ["--gpu", "off"], ["--threads", "3"], ["--deterministic"]]
+)
+def test_a_server_with_other_settings_is_passed_over_as_by_run_and_that_is_said(
+    cli: Cli, opened: Opened, local: Local, file: Path, verb: str, flags: list[str]
+) -> None:
+    told = cli("cache", verb, str(file), "-", *flags, stdin="Rule one: be kind.")
+    name = flags[0].removeprefix("--")
+    assert f"not through the server at http://127.0.0.1:8080: The server holds fake with {name}" in told.err
+    assert (len(opened.calls), local.worker.requests, local.worker.calls) == (1, [], [])
+
+
+@pytest.mark.parametrize("verb", ["explain", "warm"])
+def test_of_several_servers_the_one_with_the_wished_settings_is_taken(
+    cli: Cli, opened: Opened, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    with (
+        listening(supervisor_of(file, config=LoadConfig(ctx=4096))) as first,
+        listening(supervisor_of(file, config=LoadConfig(ctx=2048)), tmp_path / "s.sock") as second,
+    ):
+        both = registry.running()
+        for records in (both, both[::-1]):
+            monkeypatch.setattr(registry, "running", lambda found=records: found)
+            told = cli("cache", verb, str(file), "-", "--ctx", "2048", stdin="Rule one: be kind.")
+            assert told.code == 0
+            assert "through the server at" in told.err
+        assert (first.worker.requests, first.worker.calls, opened.calls) == ([], [], [])
+        assert second.worker.calls
+
+
+@pytest.mark.parametrize("verb", ["explain", "warm"])
+def test_a_prompt_that_the_server_has_no_room_for_is_looked_at_here(
+    cli: Cli, opened: Opened, local: Local, file: Path, verb: str
+) -> None:
+    short = cli("cache", verb, str(file), "-", stdin="x" * 4000)
+    assert (short.code, opened.calls) == (0, []), "no room for an answer is needed"
+    told = cli("cache", verb, str(file), "-", stdin="x" * 5000)
+    assert "its context of 4096 tokens is too short" in told.err
+    assert len(opened.calls) == 1
+
+
+def _interrupting(n_forwards: int) -> Callable[[object], None]:
+    seen: list[object] = []
+
+    def on_forward(batch: object) -> None:
+        seen.append(batch)
+        time.sleep(0.02)
+        if len(seen) == n_forwards:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return on_forward
+
+
+def test_ctrl_c_tells_what_stays_in_the_server(cli: Cli, file: Path) -> None:
+    engine = FakeEngine(script=lambda tokens: ord("x"), on_forward=_interrupting(3))
+    with listening(supervisor_of(file, engine)):
+        told = cli("cache", "warm", str(file), "-", stdin="x" * 3000)
+    assert told.code == 130
+    assert re.search(r"interrupted; of what was computed stay, .*: \d+ on the device, \d+ in RAM\n", told.err)
+
+
+def test_ctrl_c_tells_that_nothing_stays_of_what_ends_with_the_command(cli: Cli, opened: Opened, stored: str) -> None:
+    opened.on_forward = _interrupting(3)
+    told = cli("cache", "warm", stored, "-", stdin="x" * 3000)
+    assert told.code == 130
+    assert "interrupted; of what was computed stay, until others need the room: nothing\n" in told.err
+    opened.on_forward = _interrupting(3)
+    assert "interrupted" not in cli("cache", "warm", stored, "-", "--quiet", stdin="x" * 3000).err
+
+
+def test_places_are_told_in_words(cli: Cli, local: Local, file: Path) -> None:
+    assert re.search(
+        r"kept: \d+ on the device, \d+ in RAM\n", cli("cache", "warm", str(file), "-", stdin="x" * 300).err
+    )
+    assert re.search(r"\d+ from the device", cli("cache", "explain", str(file), "-", stdin="x" * 300).out)

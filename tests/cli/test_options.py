@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import pytest
@@ -67,7 +68,7 @@ def test_sampling_flags_are_settings_of_the_sampler() -> None:
 def test_groups_become_one_parameter_a_flag() -> None:
     seen: list[Any] = []
 
-    @command
+    @partial(command, verb="verb")
     def verb(name: str, *, talk: options.TalkFlags, json: options.Json = False) -> None:
         seen.append((name, talk, json))
 
@@ -77,7 +78,7 @@ def test_groups_become_one_parameter_a_flag() -> None:
 
 
 def test_failure_of_a_verb_becomes_an_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
-    @command
+    @partial(command, verb="verb")
     def verb() -> None:
         raise ValueError("inside")
 

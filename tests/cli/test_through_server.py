@@ -18,6 +18,7 @@ from localllm.cli.app import build_app
 from localllm.runtime.config import LoadConfig
 from localllm.worker import client, registry
 from localllm.worker.lifecycle import ModelState
+from localllm.worker.local_peer import Peer, _draining
 from tests.cli.conftest import Opened, Result
 from tests.fake_engine import ASSISTANT, EOS, FakeEngine
 from tests.worker.local import Local, listening, supervisor_of
@@ -149,20 +150,40 @@ def test_a_refusal_of_the_server_is_told_as_here(cli: Cli, opened: Opened, file:
     assert "The prompt has" in result.err
 
 
-def test_a_server_that_dies_meanwhile_is_an_error_with_a_hint(cli: Cli, opened: Opened, file: Path) -> None:
-    def die_at_the_third_token(batch: object) -> None:
-        n_forwards.append(1)
-        time.sleep(0.01)
-        if len(n_forwards) == 3:
-            local.loop.call_soon_threadsafe(lambda: [p._writer.transport.abort() for p in local.server._peers])
+@pytest.mark.parametrize(
+    ("verb", "arguments", "stdin"),
+    [
+        ("run", ["hi"], None),
+        ("chat", [], "hi"),
+        ("cache warm", ["-"], "x" * 2000),
+    ],
+)
+def test_a_server_that_dies_meanwhile_is_an_error_with_a_hint_that_names_the_verb(
+    cli: Cli, opened: Opened, file: Path, verb: str, arguments: list[str], stdin: str | None
+) -> None:
+    def die(batch: object) -> None:
+        local.loop.call_soon_threadsafe(lambda: [p._writer.transport.abort() for p in local.server._peers])
+        time.sleep(0.05)
 
-    n_forwards: list[int] = []
-    engine = FakeEngine(script=lambda tokens: ord("x"), on_forward=die_at_the_third_token)
+    engine = FakeEngine(script=lambda tokens: ord("x"), on_forward=die)
     with listening(supervisor_of(file, engine)) as local:
-        result = cli("run", str(file), "hi")
+        result = cli(*verb.split(), str(file), *arguments, stdin=stdin)
     assert result.code == 6
     assert "is gone" in result.err
-    assert "hint: localllm run --no-server" in result.err
+    assert f"hint: localllm {verb} --no-server loads the model here" in result.err
+
+
+@pytest.mark.parametrize("verb", ["run", "cache warm"])
+def test_a_server_that_stops_meanwhile_is_an_error_with_a_hint_that_names_the_verb(
+    cli: Cli, opened: Opened, local: Local, file: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    async def stops(*_: object) -> None:
+        raise _draining()
+
+    monkeypatch.setattr(Peer, "_submit", stops)
+    result = cli(*verb.split(), str(file), *([] if verb == "run" else ["-"]), stdin="hello")
+    assert "is stopping" in result.err
+    assert f"hint: localllm {verb} --no-server loads the model here" in result.err
 
 
 def test_a_worker_that_dies_meanwhile_is_an_error(cli: Cli, opened: Opened, file: Path) -> None:

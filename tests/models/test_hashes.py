@@ -74,6 +74,22 @@ def test_a_file_rewritten_in_place_with_its_time_set_back_is_read_again(store: S
     assert hashes.sha256_of(path, store) == hashlib.sha256(b"atad").hexdigest()
 
 
+def test_a_fresh_file_is_learnt_once_it_has_settled(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hashes, "_SETTLED_NS", 200_000_000)
+    fresh = tmp_path / "fresh"
+    fresh.write_bytes(b"x")
+    assert hashes.learn(fresh, store)
+    assert hashes.known(fresh, store) == hashlib.sha256(b"x").hexdigest()
+
+
+def test_a_file_from_the_future_is_not_waited_for(store: Store, tmp_path: Path) -> None:
+    path = settled(tmp_path / "m.gguf", b"data")
+    os.utime(path, (4_000_000_000, 4_000_000_000))
+    assert not hashes.learn(path, store)
+
+
 @pytest.mark.parametrize("damage", [b"", b"garbage", b'{"magic": "localllm hashes"}', b"\x00" * 1000])
 def test_a_damaged_cache_costs_a_hash_only(store: Store, tmp_path: Path, damage: bytes) -> None:
     path = settled(tmp_path / "m.gguf", b"data")

@@ -99,6 +99,12 @@ def test_what_no_answer_could_be_given_to_is_not_explained(running: Running, bod
     assert reply.error["param"] in (field, None)
 
 
+def test_a_body_without_a_prompt_is_told_both_names_that_it_may_have(running: Running) -> None:
+    reply = running.post(EXPLAIN_PATH, {"foo": 1})
+    assert reply.status == 400
+    assert "neither messages nor a prompt" in reply.error["message"]
+
+
 def test_a_header_tells_what_means_nothing_and_what_was_left_out(running: Running) -> None:
     system = f"x-anthropic-billing-header: cch=1;\n{SYSTEM}"
     messages = [{"role": "system", "content": system}, {"role": "user", "content": "hello"}]

@@ -37,7 +37,7 @@ def build() -> typer.Typer:
     app = typer.Typer(cls=EngineUnlessNamed, subcommand_metavar="[engine] [MODEL]")
     app.callback()(_group)
     for verb in VERBS:
-        app.command(verb)(command(getattr(import_module(f"localllm.cli.bench.{verb}"), verb)))
+        app.command(verb)(command(getattr(import_module(f"localllm.cli.bench.{verb}"), verb), f"bench {verb}"))
     for group in GROUPS:
         app.add_typer(import_module(f"localllm.cli.bench.{group}").build(), name=group)
     return app

@@ -22,8 +22,8 @@ Checked: TypeAlias = Annotated[
 def build() -> typer.Typer:
     """Return the group of verbs."""
     app = typer.Typer(help="Keep what a model answers, and say after an upgrade what moved.", no_args_is_help=True)
-    app.command("record")(command(record))
-    app.command("check")(command(check))
+    app.command("record")(command(record, "bench golden record"))
+    app.command("check")(command(check, "bench golden check"))
     return app
 
 

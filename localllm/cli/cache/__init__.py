@@ -16,5 +16,5 @@ def build() -> typer.Typer:
     """Return the group of verbs."""
     app = typer.Typer(help="See, fill and empty what is kept of prompts.", no_args_is_help=True)
     for verb in VERBS:
-        app.command(verb)(command(getattr(import_module(f"localllm.cli.cache.{verb}"), verb)))
+        app.command(verb)(command(getattr(import_module(f"localllm.cli.cache.{verb}"), verb), f"cache {verb}"))
     return app

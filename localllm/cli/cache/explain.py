@@ -10,6 +10,8 @@ from localllm.cli.options import CacheFlags, Json, LoadFlags, Model, NoServer, V
 if TYPE_CHECKING:
     from localllm.runtime.kv.explain import Explanation
 
+_PLACES = {"device": "the device", "ram": "RAM", "disk": "disk"}
+
 
 def explain(
     model: Model,
@@ -23,18 +25,19 @@ def explain(
 ) -> None:
     """Say how much of a prompt is known, where it lies, and why not more. Nothing is computed.
 
-    A running server that holds the model is asked; else the model is loaded, which knows what lies on disk.
+    The server is asked that `run` would go through with these flags; else the model is loaded, which knows what lies on
+    disk.
     """
     import msgspec
 
-    from localllm.cli.cache.models import isolating, opened
+    from localllm.cli.cache.models import Flags, isolating, opened
     from localllm.cli.cache.prompt_file import read_request
     from localllm.cli.keeping import own_options
     from localllm.cli.output import Answer, Notes
 
     notes = Notes(verbose=verbose)
     request = read_request(file, own_options(cache), notes)
-    with opened(model, load, cache, notes, in_process=no_server) as service:
+    with opened(model, Flags(load, cache, no_server), notes, request) as service:
         if url := isolating(service):
             notes.say(
                 f"note: the server at {url} keeps its clients apart (--no-shared-cache): this is what `run` and `chat` "
@@ -50,7 +53,7 @@ def explain(
 def _lines(told: Explanation) -> str:
     from localllm.cli.tables import ago, pairs
 
-    known = ", ".join(f"{n} from {tier}" for tier, n in told.known_tokens.items() if n) or "none"
+    known = ", ".join(f"{n} from {_PLACES[tier]}" for tier, n in told.known_tokens.items() if n) or "none"
     lines = {
         "prompt": f"{told.n_prompt_tokens} tokens",
         "known": f"{told.n_known_tokens} tokens ({known})" if told.n_known_tokens else "0 tokens",

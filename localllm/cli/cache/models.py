@@ -1,10 +1,11 @@
-"""A model whose caches are asked: in a running server that holds it, else loaded here."""
+"""A model whose caches are asked: where `run` would have it answer."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from localllm.cli.output import Notes
@@ -13,6 +14,7 @@ from localllm.errors import LocalLLMError
 if TYPE_CHECKING:
     from localllm.cli.options import CacheFlags, LoadFlags
     from localllm.runtime.service import Service
+    from localllm.runtime.types import GenerationRequest
     from localllm.worker.client import RemoteService
     from localllm.worker.registry import ServerRecord
 
@@ -22,50 +24,39 @@ _STOPPING_S = 20.0  # a model may write for ten when it is unloaded, after a ste
 _LOOK_S = 0.1
 
 
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """The flags that say where a model is, and how it is loaded."""
+
+    load: LoadFlags
+    cache: CacheFlags
+    no_server: bool
+
+
 @contextmanager
 def opened(
-    model: str,
-    load: LoadFlags,
-    cache: CacheFlags,
-    notes: Notes,
-    *,
-    in_process: bool = False,
-    is_hashed: bool = False,
+    model: str, flags: Flags, notes: Notes, request: GenerationRequest, *, must_last: bool = False
 ) -> Iterator[Service | RemoteService]:
-    """Give the model, wherever it is, until the block ends. Raises: what loading raises.
+    """Give the model until the block ends, in the server that `run` would take for this prompt, else loaded here.
 
-    `is_hashed`: see to it that the file's hash is known: without it nothing goes to disk.
+    `must_last`: not where nothing of what is computed could be kept. Raises: what loading raises; as `require_disk`.
     """
-    remote = None if in_process else _running(model)
-    if remote is not None:
-        with remote as service:
-            notes.explain(f"in the server at {service.record.url}")
-            yield service
-        return
-    from localllm import compose
+    from localllm.cli.cache.lasting import require_disk
     from localllm.cli.keeping import tier_config
-    from localllm.cli.signals import Interrupts, in_thread
+    from localllm.cli.opening import Opener
     from localllm.cli.wishes import load_config
-    from localllm.models.hashes import sha256_of
-    from localllm.models.resolve import resolve
-    from localllm.runtime.config import RuntimeConfig
 
-    config = load_config(load, deterministic=cache.deterministic)
-    runtime = RuntimeConfig(tiers=tier_config(cache, flush_s=_FLUSH_S))
-
-    def load_model() -> Service:
-        if is_hashed:
-            sha256_of(resolve(model).path)
-        return compose.open(model, config, runtime=runtime)
-
-    with Interrupts(None):
-        notes.progress(f"loading {model}")
-        try:
-            local = in_thread(load_model)
-        finally:
-            notes.clear()
-        with local:
-            yield local
+    config = load_config(flags.load, deterministic=flags.cache.deterministic)
+    tiers = tier_config(flags.cache, flush_s=_FLUSH_S)
+    opener = Opener(notes, tell=notes.say, in_process=flags.no_server, tiers=tiers)
+    wanted = replace(request, options=replace(request.options, max_tokens=1))  # nothing is answered
+    service: Service | RemoteService | None = opener.find(model, config, wanted)
+    if service is None:
+        if must_last:
+            require_disk(model, flags.cache)
+        service = opener.load(model, config, wanted)
+    with service:
+        yield service
 
 
 def isolating(service: Service | RemoteService) -> str | None:
@@ -126,23 +117,3 @@ def _servers(notes: Notes, silent: list[str]) -> list[tuple[ServerRecord, list[d
 def _note_silent(who: str, why: str, notes: Notes, silent: list[str]) -> None:
     notes.always(f"note: not asked, {who}: {why}")
     silent.append(who)
-
-
-def _running(model: str) -> RemoteService | None:
-    from localllm.worker import registry
-
-    records = registry.running()
-    if not records:
-        return None
-    from localllm import __version__
-    from localllm.models.resolve import resolve
-    from localllm.worker import client
-
-    path = resolve(model).path
-    for record in records:
-        if record.version == __version__:
-            try:
-                return client.attach(record, path, None)
-            except LocalLLMError:
-                continue
-    return None

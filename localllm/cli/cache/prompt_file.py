@@ -1,10 +1,14 @@
-"""A prompt from a file: plain text is a system message, JSON is what one would send to the server."""
+"""A prompt from a file: plain text is a system message, JSON is what one would send to the server.
+
+JSON is a file of that name, what begins as a request does, and what is an object or a list as a whole.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
@@ -13,6 +17,9 @@ from localllm.errors import UsageError
 if TYPE_CHECKING:
     from localllm.cli.output import Notes
     from localllm.runtime.types import GenerationOptions, GenerationRequest
+
+_BEGINNING = re.compile(r"""\s*\{\s*["']""")
+_HINT = 'put it as {"messages": [{"role": "system", "content": "your document"}]}'
 
 PromptFile: TypeAlias = Annotated[
     Path,
@@ -29,22 +36,24 @@ def read_request(file: Path, own: GenerationOptions, notes: Notes) -> Generation
     """
     from localllm.cli.prompt_input import read_files, read_stdin
 
-    text = (read_stdin(asked_for=True) or "") if str(file) == "-" else read_files([file])[0]
+    is_stdin = str(file) == "-"
+    name = "stdin" if is_stdin else str(file)
+    text = (read_stdin(asked_for=True) or "") if is_stdin else read_files([file])[0]
     if not text.strip():
-        raise UsageError(f"There is no text in {file}.", "give a document, or JSON with messages")
-    body = _json(text)
-    if body is None:
-        body = {"messages": [{"role": "system", "content": text}]}
-        text = json.dumps(body)
+        raise UsageError(f"There is no text in {name}.", "give a document, or JSON with messages")
+    names = _names(text, name)
+    if names is None:
+        names = ["messages"]
+        text = json.dumps({"messages": [{"role": "system", "content": text}]})
     from localllm.server.agent_headers import HEADER
     from localllm.server.cache import decoded, request_of
     from localllm.server.fields import IGNORED
     from localllm.server.isolation import Sender
 
     try:
-        request, told = request_of(decoded(text.encode(), body), Sender(own), strict=False)
+        request, told = request_of(decoded(text.encode(), names), Sender(own), strict=False)
     except UsageError as error:
-        raise UsageError(f"{file} is no request: {error.message}", error.hint) from None
+        raise UsageError(f"{name} is no request: {error.message}", error.hint) from None
     if HEADER in told:
         notes.say(f"note: the line {told[HEADER]} is left out, as by a server without --keep-agent-headers")
     if IGNORED in told:
@@ -52,11 +61,22 @@ def read_request(file: Path, own: GenerationOptions, notes: Notes) -> Generation
     return request
 
 
-def _json(text: str) -> dict[str, Any] | None:
-    if not text.lstrip().startswith("{"):
-        return None
+def _names(text: str, name: str) -> list[str] | None:
+    """Return the names at the top of a request, None for plain text. Raises UsageError for JSON that is no request."""
     try:
         value = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) and ("messages" in value or "prompt" in value) else None
+    except (ValueError, RecursionError) as error:
+        if not name.lower().endswith(".json") and not _BEGINNING.match(text):
+            return None
+        raise UsageError(f"{name} was to be JSON, and is none{_place(error)}.", _HINT) from None
+    if isinstance(value, dict) and ("messages" in value or "prompt" in value):
+        return list(value)
+    if isinstance(value, dict | list) or name.lower().endswith(".json"):
+        raise UsageError(f"{name} is JSON with neither messages nor a prompt in it.", _HINT)
+    return None
+
+
+def _place(error: Exception) -> str:
+    return (
+        f": {error.msg}, line {error.lineno}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
+    )
