@@ -45,7 +45,7 @@ def test_what_dead_writers_left_is_counted_and_swept(tmp_path: Path) -> None:
     assert len(kv_kills.left_behind(tmp_path / "kv")) == 1
     found: Counter[str] = Counter()
     sweep(tmp_path / "kv", found)
-    assert (found["partial_left"], found["partial_after_sweep"], found["writes_lost_after"]) == (1, 0, 0)
+    assert (found["partial_after_sweep"], found["writes_lost_after"]) == (0, 0)
 
 
 def test_pins_and_the_days_count_are_looked_for_and_then_all_is_cleared(tmp_path: Path) -> None:
