@@ -37,7 +37,7 @@ BUDGET_BYTES = 48 << 20
 MOST_WAITING_BYTES = 4 << 20
 N_CHAINS, CHAIN_BLOCKS = 400, 6
 PINNED_CHAIN = 10**7  # that no writer writes
-MOST_DELAY_S = 0.25
+MOST_DELAY_S, MOST_SEARCH_S = 0.25, 2.0
 MIN_AMID = 0.1  # of the kills, that must have left a file half written
 ROOT_KEY = bytes(KEY_BYTES)
 CALLS = ("open", "write", "fsync", "utime", "replace", "unlink", "mkdir", "link")
@@ -229,7 +229,7 @@ def clear(folder: Path, found: Counter[str]) -> None:
 
 
 def end_at_random(folder: Path, n_kills: int, rng: random.Random) -> Counter[str]:
-    """End writers at random moments, two at a time, the second while it alone goes on."""
+    """End writers at random moments, two at a time, the second while it alone goes on, and amid a file."""
     found: Counter[str] = Counter()
     pin(folder)
     while found["kills"] < n_kills:
@@ -238,8 +238,10 @@ def end_at_random(folder: Path, n_kills: int, rng: random.Random) -> Counter[str
             for writer in writers:
                 assert writer.stdout is not None
                 writer.stdout.readline()
-            for writer in rng.sample(writers, 2):
+            for is_alone, writer in enumerate(rng.sample(writers, 2)):
                 time.sleep(rng.uniform(0.0, MOST_DELAY_S))
+                if is_alone:
+                    stop_amid_a_file(writer, folder, rng)
                 found["writers_that_failed"] += writer.poll() is not None
                 before = left_behind(folder)
                 writer.kill()
@@ -254,6 +256,17 @@ def end_at_random(folder: Path, n_kills: int, rng: random.Random) -> Counter[str
             tell(f"{found['kills']} of {n_kills} kills: {dict(found)}")
     found["bytes_left"] = sum(path.stat().st_size for path in folder.rglob("*" + SUFFIX))
     return found
+
+
+def stop_amid_a_file(writer: subprocess.Popen[str], folder: Path, rng: random.Random) -> None:
+    """Hold a writer up at a random moment at which it writes a file: those are few, it hashes more than it writes."""
+    end_s = time.monotonic() + MOST_SEARCH_S
+    while time.monotonic() < end_s:
+        writer.send_signal(signal.SIGSTOP)
+        if n_partial(folder):
+            return
+        writer.send_signal(signal.SIGCONT)
+        time.sleep(rng.uniform(0.0, 0.01))
 
 
 def end_at_each_call(folder: Path, n_calls: int) -> Counter[str]:
