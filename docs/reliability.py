@@ -47,12 +47,12 @@ repeating, so its answer hangs on what the cache holds there. The control holds 
 other tokens in that block; there *right* is what was found to be wrong, and most must be."""
 
 KV_KILLS = """Two processes write blocks of KV into one folder of {budget_mb} MB, too small for all, and read again what
-lies there; one is ended by SIGKILL at a random moment, then, up to {most_delay_s} s later, the other, at the next moment
-of which it is seen to write a file. Another is ended before its first, second, third ... call of the system that may change the disk, in new folders and in those that the
-last left. After each kill all that lies there is read as another process would find it; a block's bytes follow from
-its key. *Half files*: under a block's name, but cut off or mixed. *Left*: temporary files after both were ended;
-*swept*: of them those that were gone once another process had written one block. To show that the check can fail,
-files are damaged on purpose, by one bit or cut short."""
+lies there; one is ended by SIGKILL at a random moment, then, up to {most_delay_s} s later, the other, once it
+is seen to write a file. Another is ended before its first, second, third ... call of the system that
+may change the disk, in new folders and in those that the last left. After each kill all that lies there is read as
+another process would find it; a block's bytes follow from its key. *Half files*: under a block's name, but cut off
+or mixed. *Left*: temporary files after both were ended; *swept*: of them those that were gone once another process
+had written one block. To show that the check can fail, files are damaged on purpose, by one bit or cut short."""
 
 
 def read(name: str) -> list[dict[str, Any]]:
