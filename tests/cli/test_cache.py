@@ -408,7 +408,7 @@ def test_json_that_is_no_request_is_no_document_either(cli: Cli, tmp_path: Path,
         told = cli("cache", verb, "nothing", file, stdin=text)
         assert told.code == 2
         assert told.err.startswith(f"error: {'stdin' if name == '-' else file} ")
-        assert ("is JSON with neither" if text in FOREIGN else "was to be JSON, and is none") in told.err
+        assert ("is JSON with neither" if text in FOREIGN else "is no valid JSON") in told.err
         assert 'hint: put it as {"messages": [' in told.err
 
 

@@ -68,7 +68,7 @@ def _names(text: str, name: str) -> list[str] | None:
     except (ValueError, RecursionError) as error:
         if not name.lower().endswith(".json") and not _BEGINNING.match(text):
             return None
-        raise UsageError(f"{name} was to be JSON, and is none{_place(error)}.", _HINT) from None
+        raise UsageError(f"{name} is no valid JSON{_place(error)}.", _HINT) from None
     if isinstance(value, dict) and ("messages" in value or "prompt" in value):
         return list(value)
     if isinstance(value, dict | list) or name.lower().endswith(".json"):
