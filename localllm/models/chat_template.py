@@ -136,7 +136,7 @@ def missing(name: str) -> TemplateError:
     """Return the refusal of a chat with a model that has no chat template."""
     return TemplateError(
         f"{name} has no chat template, so it cannot chat.",
-        "--template FILE gives it one; without, it goes on with plain text (run --raw, or JSON with prompt)",
+        "give it one with --template FILE, or send plain text (run --raw, or JSON with a prompt)",
     )
 
 

@@ -340,6 +340,7 @@ def test_who_reads_nothing_is_dropped_and_its_work_ends(file: Path, monkeypatch:
             peer.sendall(pack(submit_frame(number, asking(f"{number}", max_tokens=1500, logprobs=20))))
         eventually(lambda: len(local.worker.streams) == 8)
         eventually(lambda: local.call(lambda: local.server.n_streams) == 0)
+        assert local.call(lambda: local.server.n_streams) == 0
 
 
 def test_too_many_connections_are_turned_away(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

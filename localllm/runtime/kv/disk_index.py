@@ -79,7 +79,9 @@ class DiskIndex:
         """Return what follows a block, as it is on disk now."""
         with self._lock:
             found = self._fresh(parent[0]).by_parent.get(parent, {})
-            self._known.update(found)
+            if not found.keys() <= self._known.keys():  # not trusted any more, and looked for again
+                self._known.update(found)
+                self.version += 1
             return list(found.values())
 
     def find(self, parent: Key, key: Key) -> Found | None:

@@ -82,6 +82,11 @@ def same(one: Logits, other: Logits) -> bool:
     return np.array_equal(one.view(np.uint32), other.view(np.uint32))
 
 
+def _cuts(engine: LlamaEngine) -> list[tuple[int, int]]:
+    """Return where the first 192 tokens are taken out: block by block, or as a whole."""
+    return [(0, 64), (64, 128), (128, 192)] if engine.spec.export_unit is ExportUnit.BLOCK else [(0, 192)]
+
+
 @EVERY
 def test_neighbours_and_holes_change_no_bit(tiny: Path, name: str) -> None:
     with exact(tiny / f"{name}.gguf") as engine:
@@ -166,7 +171,7 @@ def test_what_is_taken_out_of_a_fresh_copy_is_what_was_copied_or_nothing(tiny: P
         engine.edit(edits(1))
         prompt(engine, 2, OTHER[:200])
         engine.edit([CopyPrefix(1, 2, n_kept)])
-        cuts = [(0, 64), (64, 128), (128, 192)] if engine.spec.export_unit is ExportUnit.BLOCK else [(0, 192)]
+        cuts = _cuts(engine)
         if name in WINDOWED:  # a state has not all that a copy needs, so the copy waits for a forward
             with pytest.raises(EngineError, match="next forward"):
                 engine.export(2, 0, 192)
@@ -195,7 +200,7 @@ def test_what_was_put_back_goes_on_to_the_same_bits(tiny: Path, name: str) -> No
         alone = answer(engine)
         edits, _ = _kept_at(engine, 1, 192)
         engine.edit(edits(1))
-        cuts = [(0, 64), (64, 128), (128, 192)] if engine.spec.export_unit is ExportUnit.BLOCK else [(0, 192)]
+        cuts = _cuts(engine)
         blobs = [(start, engine.export(1, start, end)) for start, end in cuts]
         prompt(engine, 2, OTHER[:170])
         engine.edit([Clear(1)])

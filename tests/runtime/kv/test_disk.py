@@ -589,3 +589,18 @@ def test_nobody_waits_for_a_pinned_block_or_for_the_end_longer_than_writing_take
     disk.close(flush_s=10)
     assert time.monotonic() - began_s < 10
     assert len(files_in(folder)) == 8
+
+
+def test_what_follows_a_bad_file_is_trusted_again_once_somebody_looks_for_it(folder: Path, disk: DiskTier) -> None:
+    blocks = chain_of(8, 4)
+    write(disk, *blocks)
+    assert disk.children(blocks[2].key)  # its sub-folder was looked into
+    (path,) = files_in(folder, f"{blocks[1].key.hex()}*")
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    assert disk.read(blocks[1]) is None
+    assert [disk.holds(block.key) for block in blocks] == [True, False, False, False]
+    before = disk.version
+    assert disk.children(blocks[2].key) == [blocks[3]]
+    assert disk.holds(blocks[3].key)
+    assert disk.version != before
+    assert disk.find(blocks[1].key, blocks[2].key) == blocks[2]
